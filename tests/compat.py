@@ -24,12 +24,12 @@ EXTRAS = ("export", "safetensors")
 JOBS = {
     ("wandb", "mlflow"): ("tests/utils/report/test_trackers.py",),
     # torch 2.6 itself starts a process when it is imported.
-    ("track",): ("tests/utils/inference/test_tracking.py", "-k", "not importing_the_packages"),
+    ("track",): ("tests/deploy/inference/test_tracking.py", "-k", "not importing_the_packages"),
     ("albumentations",): ("tests/data/augment/test_colours.py",),
     ("export", "openvino", "ncnn", "safetensors", "tune", "pretrained"): (
-        "tests/utils/exporting/quantized/test_int8.py",
-        "tests/utils/exporting/writers/test_missing.py",
-        "tests/utils/runtime/test_backends.py",
+        "tests/deploy/exporting/test_quantisation.py",
+        "tests/deploy/exporting/test_formats.py",
+        "tests/deploy/runtime/test_backends.py",
         "tests/utils/checkpoints/test_weights.py",
         "tests/deploy/foreign/test_efficientnet_lite.py",
         "tests/analysis/test_search.py",
@@ -125,7 +125,7 @@ def use(programs: Path, project: Path) -> None:
     image = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
     ran(tessera, "val", "--weights", best, "--device", "cpu", "--workers", "1", cwd=project)
     ran(tessera, "detect", "--weights", best, "--source", str(image), "--device", "cpu", cwd=project)
-    ran(tessera, "export", "--weights", best, "--include", "onnx", "torchscript", "pt2", "--device", "cpu", cwd=project)
+    ran(tessera, "export", "--weights", best, "--include", "onnx", "torchscript", "--device", "cpu", cwd=project)
     ran(tessera, "compare", best, str(other / "weights" / "best.pt"), "--device", "cpu", "--workers", "1", cwd=project)
 
 

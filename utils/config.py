@@ -350,7 +350,7 @@ class TrainConfig(Options):
     label_smoothing: float = option(0.0, "label smoothing epsilon", kind=float, low=0, high=0.999)
     patience: int = option(100, "stop after N epochs without improvement (0 = off)", kind=int, low=0)
     head: str = option(
-        "", "head of your own, module:name of a class, in place of the last layer of the model YAML (docs/models.md)"
+        "", "head of your own, module:name of a class, instead of the last layer of the YAML (docs/model-yaml.md)"
     )
     freeze: tuple[int, ...] = option(
         (),

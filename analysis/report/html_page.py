@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from tessera.analysis.error_analysis import Box
-from tessera.data.source.decode import REDUCTIONS, UnusableImage, image_size, read_image
+from tessera.data.source.decode import REDUCTIONS, UnusableImage, decoded_size, read_image
 from tessera.utils.bit_depth import PixelRule, Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
@@ -128,7 +128,7 @@ class ThumbnailEncoder:
         if path not in self._whole:
             self._whole[path] = ""
             with suppress(UnusableImage, UserError, OSError):
-                size_hw = image_size(path, Path(path).stat().st_size)
+                size_hw = decoded_size(path, Path(path).stat().st_size)
                 if (image := self.read(Path(path), size_hw, max(size_hw))) is not None:
                     self._whole[path] = self.encode(image).uri
         return self._whole[path]

@@ -93,7 +93,7 @@ def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc
         found.image = out
     boxes = clip_boxes(found.boxes_xyxy, found.image.shape[:2])
     keep = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
-    segments = [part for part, kept in zip(found.segments, keep, strict=False) if kept]
+    segments = [part for part, kept in zip(found.segments, keep.tolist(), strict=False) if kept]
     return Sample(found.image, boxes[keep], found.classes[keep], segments)
 
 

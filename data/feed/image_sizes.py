@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from tessera.utils.errors import ConfigError
 from tessera.utils.machine.opencv import cv2
 
+DEFAULT_OVERLAP = 0.2
+_SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
+
 
 def resized_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
     """Return height and width after loading, int64 (..., 2): the long side is `imgsz`, the short side is at least 1.
@@ -53,10 +56,6 @@ def resized(image: NDArray[np.uint8], size_hw: tuple[int, int], *, area: bool) -
         return image
     interpolation = cv2.INTER_AREA if area else cv2.INTER_LINEAR
     return cast("NDArray[np.uint8]", cv2.resize(image, size_hw[::-1], interpolation=interpolation))
-
-
-DEFAULT_OVERLAP = 0.2
-_SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
 
 
 class Tile(NamedTuple):

@@ -14,6 +14,7 @@ from tessera.utils.yaml_file import Row, YamlMapping
 
 LONGEST_CLASS_NAME = 200  # must fit tables, plots and file names
 _NAMES = "a list, or a map from 0, 1, 2 … to names"
+SINGLE_CLASS = "item"  # of --single-cls
 
 
 class Classes(NamedTuple):
@@ -188,9 +189,6 @@ def _resolve_class(where: str, part: Any, label_names: Sequence[str], is_numbere
     if not 0 <= part < len(label_names):
         raise ConfigError(f"{where} found {part}, but the classes of the labels are 0 to {len(label_names) - 1}.")
     return label_names[part]
-
-
-SINGLE_CLASS = "item"  # of --single-cls
 
 
 def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:

@@ -26,6 +26,25 @@ _LARGEST_SIDE = 2**31 - 1  # pixels
 _PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"
 _REQUIRED = {"images": ("id",), "categories": ("id", "name"), "annotations": ()}
 _TRIED = 100  # names; checking 100,000 in each folder would take seconds
+_SCALE = 5  # subpixel grid of the outline
+_MOST_REACH = 1 << 16  # pixels a point may lie outside its image
+_LONGEST_OUTLINE = 1 << 20  # pixels; longer outlines are ignored, as they take seconds
+_BASE, _BITS, _MORE, _SIGN = 48, 5, 0x20, 0x10  # compressed counts: 5 bits of a number per character
+_MOST_BITS = 64
+Runs = Iterable[tuple[int, int]]  # first pixel and end of each run, column-major
+# The names of COCO's 80 classes, in its order (Lin et al. 2014).
+# fmt: off
+COCO_NAMES = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
+    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
+    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
+    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
+    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
+    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
+    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)
+# fmt: on
 
 
 @dataclass
@@ -304,15 +323,6 @@ def as_json(value: Any) -> str:
     return "null" if value is None else shown(value, 60)
 
 
-_SCALE = 5  # subpixel grid of the outline
-_MOST_REACH = 1 << 16  # pixels a point may lie outside its image
-_LONGEST_OUTLINE = 1 << 20  # pixels; longer outlines are ignored, as they take seconds
-_BASE, _BITS, _MORE, _SIGN = 48, 5, 0x20, 0x10  # compressed counts: 5 bits of a number per character
-_MOST_BITS = 64
-
-Runs = Iterable[tuple[int, int]]  # first pixel and end of each run, column-major
-
-
 def numbers(value: Any) -> list[float] | None:
     """Return a list of finite numbers; None for anything else."""
     if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
@@ -415,21 +425,6 @@ def _edge(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]
     line[:, axis] = low[axis] + steps
     line[:, 1 - axis] = np.trunc(low[1 - axis] + slope * steps + 0.5)
     return line[::-1] if is_back else line
-
-
-# The names of COCO's 80 classes, in its order (Lin et al. 2014).
-# fmt: off
-COCO_NAMES = (
-    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
-    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant",
-    "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard",
-    "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle",
-    "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli",
-    "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet",
-    "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink",
-    "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
-)
-# fmt: on
 
 
 def result_ids(

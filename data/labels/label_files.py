@@ -21,6 +21,8 @@ from tessera.utils.text import first_of, one_line, plural
 UNBOUNDED = 1 << 24  # pixels, larger than any box; float64 fractions of it still resolve a pixel
 NO_CLASS_LIMIT = 2**31 - 1
 LONGEST = 1 << 26  # bytes of a label file; 100,000 polygons
+_IMAGES = ("images", "jpegimages")
+_ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
 
 
 class AnyClassName(dict[str, int]):
@@ -140,10 +142,6 @@ def _pair(found: str, label: str) -> str:
     """Return both names, escaped if composed and decomposed accents, which look alike, are the only difference."""
     same = unicodedata.normalize("NFC", os.path.basename(found)) == unicodedata.normalize("NFC", label)
     return ascii(f"{found} for {label}")[1:-1] if same else f"{found} for {label}"
-
-
-_IMAGES = ("images", "jpegimages")
-_ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
 
 
 def voc_folder(folder: str, names: Sequence[str]) -> str | None:

@@ -60,14 +60,6 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     return labels.finish()
 
 
-def object_names(raw: bytes) -> list[str]:
-    """Return the class names of all objects; [] of an invalid file."""
-    try:
-        return [name for _, fields in _parse(raw).objects if (name := fields.get("name"))]
-    except _InvalidVoc:
-        return []
-
-
 class _InvalidVoc(Exception):
     """Error of an XML file that cannot be parsed, or that has content no annotation needs."""
 

@@ -6,18 +6,17 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tessera.data.labels.classes import LONGEST_CLASS_NAME, parse_classes
 from tessera.data.labels.label_files import NO_CLASS_LIMIT
-from tessera.data.labels.voc import object_names
 from tessera.data.labels.yolo_labels import parse_labels
 from tessera.data.source.dataset_root import DatasetRoot
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.files import open_plain, suffix_of
-from tessera.utils.text import first_of, plural, shown
+from tessera.utils.text import first_of, shown
 from tessera.utils.types import DatasetSpec
 from tessera.utils.yaml_file import MAX_BYTES, read_yaml
 
@@ -27,7 +26,6 @@ _LISTS = (*_TEXTS, "notes.json", "data.yaml", "dataset.yaml")
 _NUMBERED, _NUMBER_LAST = re.compile(r"(\d+)\s*[:,\s]\s*(.+)"), re.compile(r"(.+?)\s*[:,\s]\s*(\d+)")
 _BACKGROUND = {"background", "???"}  # as first of other programs' lists, whose numbers are one larger
 _MOST_FOLDERS, _ABOVE = 100, 3  # folders to search; levels above a folder of labels
-_MOST_FILES, _MOST_NAMES = 2000, 50  # XML files to read, names to offer
 
 
 def contradictions(spec: DatasetSpec, labels: Iterable[str]) -> list[str]:
@@ -47,22 +45,6 @@ def contradictions(spec: DatasetSpec, labels: Iterable[str]) -> list[str]:
         "remove the list if it is wrong"
         for (number, name), paths in found.items()
     ]
-
-
-def offered_names(spec: DatasetSpec, labels: Collection[str]) -> str:
-    """Return a sentence with the names that class lists or XML files give the classes; "" without any."""
-    for path, names in _class_lists(spec, labels).items():
-        return f" {_shown(path, spec)} has them: {_yaml_list([*names.values()])}."
-    named: set[str] = set()
-    for xml in [label for label in labels if label.endswith(".xml")][:_MOST_FILES]:
-        with suppress(OSError), open_plain(xml) as file:
-            named.update(object_names(file.read()))
-    return f" The XML files name {plural(len(named), 'class')}: {_yaml_list(sorted(named))}." if named else ""
-
-
-def _yaml_list(names: Sequence[str]) -> str:
-    quoted = [json.dumps(name, ensure_ascii=False) for name in names]
-    return f"`names: [{first_of(quoted, _MOST_NAMES)}]`"
 
 
 def _shown(path: Path, spec: DatasetSpec) -> str:

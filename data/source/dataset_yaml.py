@@ -6,7 +6,6 @@ A relative `path` is looked up beside the YAML, in the working directory, in the
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,12 +17,11 @@ from pathlib import Path, PurePosixPath
 
 from tessera.data.labels.classes import Classes, parse_classes, parse_coco_classes
 from tessera.data.labels.coco import read_category_names
-from tessera.data.source.class_lists import offered_names
 from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry
-from tessera.data.source.split_files import list_images, stats
+from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.environment import cache_dir
-from tessera.utils.errors import ConfigError, UserError, did_you_mean
+from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import cached_content, is_address, special_file_kind, user_path
 from tessera.utils.flags.program import HOME
 from tessera.utils.seeding import ValFraction
@@ -53,25 +51,11 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     """
     yaml_path = _find_yaml(data)
     found, in_coco = _read(yaml_path)
-    try:
-        classes = Classes() if in_coco else parse_classes(found)
-    except ConfigError as error:
-        if found.values.get("names"):
-            raise
-        raise ConfigError(f"{error}{_offer(yaml_path, found)}") from error
+    classes = Classes() if in_coco else parse_classes(found)
     spec = _locate(yaml_path, found, obtain)
     if in_coco:
         classes = parse_coco_classes(found, _coco_category_names(spec))
     return dataclasses.replace(spec, **classes._asdict())
-
-
-def _offer(yaml_path: Path, found: YamlMapping) -> str:
-    """Return a sentence with the names that files of the dataset give the classes; "" if there are none."""
-    with contextlib.suppress(UserError):
-        spec = _locate(yaml_path, found, obtain=False)
-        labels = list_images(spec, next(iter(spec.splits))).labels
-        return offered_names(spec, [label for label in labels if os.path.isfile(label)])  # noqa: PTH113
-    return ""
 
 
 def _locate(yaml_path: Path, found: YamlMapping, obtain: bool) -> DatasetSpec:

@@ -78,7 +78,7 @@ class UnusableImage(Exception):
     """Error of an image that cannot be trained on; the message says why."""
 
 
-def image_size(path: str, length: int) -> Size:
+def decoded_size(path: str, length: int) -> Size:
     """Return height and width of the decoded image, from the header if nothing in it is unusual.
 
     `length` is the file's in bytes; -1 if it does not exist, below -1 if it is not a plain file.

@@ -52,6 +52,17 @@ _VIDEO = re.compile(
 
 Buffer = bytes | memoryview
 Size = tuple[int, int]
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+WIDTH, HEIGHT = 256, 257
+_SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _EXTRA, _FORM = 254, 258, 262, 277, 284, 338, 339
+_STRAIGHT_ALPHA = 2  # OpenCV multiplies 8-bit levels by it
+_WHITE_IS_0, _BLACK_IS_0, _RGB = 0, 1, 2
+_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # (bands, colour); GDAL omits RGB above 8 bits
+_SENSOR = (32803, 34892)  # DNG, of which OpenCV returns sensor levels
+_FORMS = {1: "u", 2: "i", 3: "f", 4: "u"}
+_TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
+_MOST_PAGES = 10_000  # to count
+_WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
 
 def is_image(head: bytes) -> bool:
@@ -270,19 +281,6 @@ def _tiff(encoded: Buffer) -> Header | None:
     first = TiffDirectory.read(encoded)
     width, height = first.numbers(WIDTH), first.numbers(HEIGHT)
     return Header((height[0], width[0])) if width and height else None
-
-
-TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-WIDTH, HEIGHT = 256, 257
-_SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _EXTRA, _FORM = 254, 258, 262, 277, 284, 338, 339
-_STRAIGHT_ALPHA = 2  # OpenCV multiplies 8-bit levels by it
-_WHITE_IS_0, _BLACK_IS_0, _RGB = 0, 1, 2
-_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # (bands, colour); GDAL omits RGB above 8 bits
-_SENSOR = (32803, 34892)  # DNG, of which OpenCV returns sensor levels
-_FORMS = {1: "u", 2: "i", 3: "f", 4: "u"}
-_TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
-_MOST_PAGES = 10_000  # to count
-_WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
 
 class TiffDirectory(NamedTuple):

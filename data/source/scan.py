@@ -17,7 +17,7 @@ from tessera.data.labels.coco import parse_coco
 from tessera.data.labels.label_files import LONGEST, NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.labels.voc import parse_voc
 from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
-from tessera.data.source.decode import UnusableImage, image_size
+from tessera.data.source.decode import UnusableImage, decoded_size
 from tessera.data.source.image_header import Size, extra_pages_message, read_file_header
 from tessera.data.source.split_files import Listing, list_images
 from tessera.utils.boxes import cxcywh_to_xyxy
@@ -91,7 +91,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         image = listing.images[index]
         usable.append(False)
         try:
-            size = image_size(image, int(listing.image_stats[index, 0]))
+            size = decoded_size(image, int(listing.image_stats[index, 0]))
         except UnusableImage as error:
             problems.append(f"{listing.shown(image)}: {error}; image skipped")
             continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -63,17 +63,6 @@ class AnchorAssignment(Assignment):
     batch_size: int
 
 
-class _Level(NamedTuple):
-    """One level's part of an AnchorAssignment, in NumPy; cells as rows (U, 4)."""
-
-    cells: NDArray[np.int64]
-    last_positives: NDArray[np.int64]
-    positive_cells: NDArray[np.int64]
-    classes: NDArray[np.int64]
-    boxes: NDArray[np.float32]
-    anchors: NDArray[np.float32]
-
-
 def assign_targets(
     targets: Targets,
     anchors: NDArray[np.float32],
@@ -88,33 +77,46 @@ def assign_targets(
     `anchor_t`. The match counts in the cell of the target's centre and in up to two neighbours within half a cell of
     it, inside of the image. `grids_hw` are sizes of the levels in cells.
     """
-    levels: list[_Level] = []
-    cells_per_level: tuple[int, ...] = ()
-    positives_per_level: tuple[int, ...] = ()
-    for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True):
-        level = _assign_level(targets.objects, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
-        last = level.last_positives + sum(positives_per_level)
-        lies_in = level.positive_cells + sum(cells_per_level)
-        levels.append(level._replace(last_positives=last, positive_cells=lies_in))
-        cells_per_level += (len(last),)
-        positives_per_level += (len(lies_in),)
-    whole = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*levels, strict=True)]
-    cells, last_positives, positive_cells, classes, boxes, matched = whole
+    levels, each = len(anchors), len(anchors[0])
+    found = [
+        _positives(targets.objects, level_anchors, np.float32(stride), anchor_t, grid_hw)
+        for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True)
+    ]
+    positives_per_level = tuple(len(places) for places, *_ in found)
+    places, classes, boxes, matched = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    level = np.repeat(np.arange(levels), positives_per_level)
+    flat = np.ravel_multi_index((level, *places.T), (levels, batch_size, each, *np.max(grids_hw, 0)))
+    # The first occurrence seen from the end is the last write.
+    _, first, positive_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
+    last_positives = len(flat) - 1 - first
+    cells = torch.from_numpy(places[last_positives].T.copy())
+    cells_per_level = tuple(np.bincount(level[last_positives], minlength=levels).tolist())
     ignored = None
     if len(targets.regions):
         alone = Targets(targets.regions, targets.regions[:0])
         as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
-        inside = ignored_cells(targets.regions, strides, batch_size, grids_hw)
-        ignored = _ignored(inside, as_objects, [level.cells for level in levels], len(anchors[0]))
-    predictions_per_level = [batch_size * anchors.shape[1] * ny * nx for ny, nx in grids_hw]
+        matching = as_objects.cells.split(list(as_objects.cells_per_level), 1)
+        masks = []
+        for inside, would, own in zip(
+            ignored_cells(targets.regions, strides, batch_size, grids_hw),
+            matching,
+            cells.split(list(cells_per_level), 1),
+            strict=True,
+        ):
+            mask = np.repeat(inside[:, None], each, 1)
+            mask[tuple(would.numpy())] = True
+            mask[tuple(own.numpy())] = False
+            masks.append(mask.ravel())
+        ignored = torch.from_numpy(np.concatenate(masks))
+    predictions_per_level = [batch_size * each * ny * nx for ny, nx in grids_hw]
     return AnchorAssignment(
         torch.tensor(list(zip(positives_per_level, predictions_per_level, strict=True)), dtype=torch.float32),
-        cells.T.contiguous(),
-        last_positives,
-        positive_cells,
-        classes,
-        boxes,
-        matched,
+        cells,
+        torch.from_numpy(last_positives),
+        torch.from_numpy(positive_cells[::-1].copy()),
+        torch.from_numpy(classes),
+        torch.from_numpy(boxes),
+        torch.from_numpy(matched),
         cells_per_level,
         positives_per_level,
         grids_hw,
@@ -123,36 +125,14 @@ def assign_targets(
     )
 
 
-def _ignored(
-    inside: Sequence[NDArray[np.bool_]],
-    as_objects: AnchorAssignment,
-    positives: Sequence[NDArray[np.int64]],
-    anchors: int,
-) -> Tensor:
-    """Return the mask of predictions in ignored regions that are assigned to no object, over all levels.
-
-    `inside`, bool (B, ny, nx) of each level, are cells whose centre lies in a region; `as_objects` is the assignment
-    with regions as objects; `positives`, (U, 4) of each level, are cells assigned to objects.
-    """
-    levels = []
-    matching = as_objects.cells.T.split(list(as_objects.cells_per_level))
-    for level, would, positive in zip(inside, matching, positives, strict=True):
-        ignored = np.repeat(level[:, None], anchors, 1)
-        ignored[tuple(would.numpy().T)] = True
-        ignored[tuple(positive.T)] = False
-        levels.append(ignored.ravel())
-    return torch.from_numpy(np.concatenate(levels))
-
-
-def _assign_level(
+def _positives(
     rows: NDArray[np.float32],
     anchors: NDArray[np.float32],
     stride: np.float32,
     anchor_t: float,
-    batch_size: int,
     grid_hw: tuple[int, int],
-) -> _Level:
-    """Match all targets with the anchors (A, 2) of one level; indices count from the level's start."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Return cells (P, 4), classes, boxes and anchors of the positives of one level, whose anchors are (A, 2)."""
     ny, nx = grid_hw
     boxes = xyxy_to_cxcywh(rows[:, 2:] / stride)
     size, limit = boxes[:, 2:], np.float32(anchor_t)
@@ -169,20 +149,9 @@ def _assign_level(
     step, match = np.nonzero(in_cell)
     anchor, target = anchor[match], target[match]
     cell_xy = corner[match] + _STEPS[step]
-
-    image = rows[target, 0].astype(np.int64)
-    shape = (batch_size, len(anchors), ny, nx)
-    flat = np.ravel_multi_index((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), shape)
-    # The first occurrence seen from the end is the last write.
-    cells, first, positive_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
-    return _Level(
-        cells=np.stack(np.unravel_index(cells, shape), axis=1).astype(np.int64),
-        last_positives=len(flat) - 1 - first,
-        positive_cells=positive_cells[::-1],
-        classes=rows[target, 1].astype(np.int64),
-        boxes=np.concatenate((boxes[target, :2] - cell_xy.astype(np.float32), boxes[target, 2:]), axis=1),
-        anchors=anchors[anchor],
-    )
+    image, classes = rows[target, :2].astype(np.int64).T
+    in_cell_boxes = np.concatenate((boxes[target, :2] - cell_xy.astype(np.float32), boxes[target, 2:]), axis=1)
+    return np.stack((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), 1), classes, in_cell_boxes, anchors[anchor]
 
 
 class AnchorLoss(Criterion[AnchorAssignment]):

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
@@ -38,7 +37,7 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(d for child in children for d in descendants(int(child)))]
 
 
-def pss(pids: list[int], key: str = "Pss:") -> int:
+def pss(pids: list[int]) -> int:
     """Bytes that the processes hold, pages that several share divided among them."""
     total = 0
     for pid in pids:
@@ -46,12 +45,12 @@ def pss(pids: list[int], key: str = "Pss:") -> int:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
     return total
 
 
 def rank_program(data: str, times: int, imgsz: int, cache: str) -> None:
-    """One rank of `cache_of`: two epochs, then the memory of all ranks is measured."""
+    """One rank of `memory_of`: two epochs, then the memory of all ranks is measured."""
     with open_world("cpu") as world:
         with torch_distributed_zero_first(world.local_rank, world):
             index = repeated(indexed(data), times)
@@ -61,37 +60,20 @@ def rank_program(data: str, times: int, imgsz: int, cache: str) -> None:
             for epoch in range(2):
                 for _ in loader.batches(epoch):
                     pass
-            size = ImageStore(index, imgsz, "linear").nbytes
             world.barrier()
-            own = descendants(os.getpid())
-            shares = world.all_gather((pss(own), cache_pss(own, size), size))
+            shares = world.all_gather(pss(descendants(os.getpid())))
             if world.is_main:
-                print("MEASURED", *(sum(column) for column in zip(*shares, strict=True)), flush=True)
+                print("MEASURED", sum(shares), flush=True)
             world.barrier()
 
 
-def cache_pss(pids: list[int], size: int) -> int:
-    """The part of `pss` that maps a cache of `size` bytes."""
-    pages = -(-size // 4096) * 4096
-    total, inside = 0, False
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-            words = line.split()
-            if not words[0].endswith(":"):
-                low, high = (int(edge, 16) for edge in words[0].split("-"))
-                inside = high - low == pages
-            elif inside and words[0] == "Pss:":
-                total += int(words[1]) * 1024
-    return total
-
-
-def cache_of(data: str, times: int, imgsz: int, cache: str, ranks: int) -> tuple[int, int]:
+def memory_of(data: str, times: int, imgsz: int, cache: str, ranks: int) -> float:
+    """MiB of all processes of a loader on some ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += ["-m", "tests.benchmarks.memory", "--rank-program", cache, "--data", data, "--imgsz", str(imgsz)]
     command += ["--times", str(times)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
-    total, mapped, _ = next(map(int, line.split()[1:]) for line in said.splitlines() if line.startswith("MEASURED"))
-    return total, mapped
+    return next(int(line.split()[1]) / MIB for line in said.splitlines() if line.startswith("MEASURED"))
 
 
 def peak_of(which: str, data: str, cfg: str) -> float:
@@ -131,15 +113,9 @@ def main() -> None:
     if given.peak_program:
         return peak_program(given.peak_program, given.data, given.cfg)
     print(machine())
-    for cache in ("ram", "disk"):
-        one, two = (cache_of(given.data, given.times, given.imgsz, cache, ranks) for ranks in (1, 2))
-        print(
-            f"  --cache {cache}: the cache takes {one[1] / MIB:.0f} MiB in all processes of 1 rank, {two[1] / MIB:.0f} "
-            f"of 2 ({two[1] / one[1]:.2f} x); with all else {one[0] / MIB:.0f} and {two[0] / MIB:.0f} MiB "
-            f"({two[0] / one[0]:.2f} x)"
-        )
-    one, two = (cache_of(given.data, given.times, given.imgsz, "none", ranks)[0] / MIB for ranks in (1, 2))
-    print(f"  without a cache: {one:.0f} MiB in all processes of 1 rank, {two:.0f} of 2 ({two / one:.2f} x)")
+    for cache in ("ram", "disk", "none"):
+        one, two = (memory_of(given.data, given.times, given.imgsz, cache, ranks) for ranks in (1, 2))
+        print(f"  cache {cache}: {one:.0f} MiB in all processes of 1 rank, {two:.0f} of 2 ({two / one:.2f} x)")
     peaks = {which: peak_of(which, given.data, given.cfg) for which in ("plain", "fp32", "bf16")}
     said = ", ".join(f"{which} {peak:.0f} MiB ({peak / peaks['plain']:.2f} x)" for which, peak in peaks.items())
     print(f"  peak of a process that trains {given.cfg}, 320 pixels, batch 16: {said}")

@@ -3,17 +3,15 @@
     make chaos            # 1,000 strikes, and a table of what became of them; the same command resumes where it was
     make chaos KILLS=10
 
-A strike is SIGKILL of everything, of a rank, a loader worker or the launcher, SIGSTOP of one of these, a cable that is
-cut between two hosts, or the power cut of a host (network namespaces; left out where they are not permitted). What is
-not struck must end by itself within its time limits, and say why. Then the same command is given again, with --resume
-where there is a checkpoint, until a run comes to its end; that one must have the weights of a run that nobody
-disturbed, bit for bit, and the next one begins.
+A strike is SIGKILL of everything, of a rank, a loader worker or the launcher, or SIGSTOP of one of these. What is not
+struck must end by itself within its time limits, and say why. Then the same command is given again, with --resume where
+there is a checkpoint, until a run comes to its end; that one must have the weights of a run that nobody disturbed, bit
+for bit, and the next one begins. test_frozen.py and test_two_hosts.py cut off hosts.
 
 Half of a short run under torchrun is Python importing modules, which no strike can harm: so the ranks are forked here
-from a process that has them. Moments are drawn uniformly from the time that an undisturbed run takes; every eighth is
-one of the first 50 ms of the scan, which chance would hardly meet. After every fourth the run is let go on to its end.
-Strike k of a seed is always the same one, so the folder of a campaign that was interrupted is all that is needed to
-resume it.
+from a process that has them. Moments are drawn uniformly from the time that an undisturbed run takes. After every
+fourth the run is let go on to its end. Strike k of a seed is always the same one, so the folder of a campaign that was
+interrupted is all that is needed to resume it.
 """
 
 from __future__ import annotations
@@ -31,13 +29,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import torch
 
 from tessera.commands import train
@@ -45,7 +41,6 @@ from tessera.utils.checkpoints.format import load_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
 from tests.system.chaos_job import ForkedJob
-from tests.system.hosts import Host, two_hosts
 from tests.system.jobs import shared_memory
 from tests.system.launch import Outcome
 from tests.system.tiny import assert_same_checkpoint, flags, make_data
@@ -62,7 +57,6 @@ _PHASE_OF = {  # by the first word of what a rank says it does
 _LIMITS = {"TESSERA_PEER_TIMEOUT": "6", "TESSERA_JOIN_TIMEOUT": "20"}
 _HANG_S = 90.0  # several times these limits: the machine may be busy
 _WHOLE_RUN_S = 240.0
-_SCAN_EVERY, _SCAN_S = 8, 0.05
 _SPARE_EVERY = 4
 _NAMES = re.compile(
     r"rank \d: error: |Stopped by SIG|has been stopped|error: a loader worker is gone|Results in "
@@ -73,9 +67,9 @@ class Strike(NamedTuple):
     """What is done, to a job of which kind.
 
     Attributes:
-        target: "all", "rank 0" and so on, "launcher", "worker", "cable" or "host 1".
+        target: "all", "rank 0" and so on, "launcher" or "worker".
         number: the signal.
-        layout: "plain" (rank 0 keeps the store), "launcher" (the launcher does) or "hosts" (it does, on the first).
+        layout: "plain" (rank 0 keeps the store) or "launcher" (the launcher does).
     """
 
     target: str
@@ -83,8 +77,7 @@ class Strike(NamedTuple):
     layout: str
 
     def __str__(self) -> str:
-        verb = "cut" if self.target == "cable" else "stop" if self.number == signal.SIGSTOP else "kill"
-        return f"{verb} {self.target} ({self.layout})"
+        return f"{'stop' if self.number == signal.SIGSTOP else 'kill'} {self.target} ({self.layout})"
 
 
 _KILL, _STOP = signal.SIGKILL, signal.SIGSTOP
@@ -94,14 +87,13 @@ _ALONE = [
     *(Strike("worker", number, "plain") for number in (_KILL, _STOP)),
     *(Strike("launcher", number, "launcher") for number in (_KILL, _STOP)),
 ]
-_HOSTS = [Strike(target, _KILL, "hosts") for target in ("all", "cable", "cable", "host 0", "host 1")]
 _RANKS = (2, 3, 4)
 
 
-def strikes(ranks: int, on_hosts: bool) -> list[Strike]:
+def strikes(ranks: int) -> list[Strike]:
     """Return the strikes of a job, from which one is drawn."""
-    by_rank = itertools.product(range(ranks), (_KILL, _STOP), ("hosts",) if on_hosts else _LAYOUTS)
-    return [*(_HOSTS if on_hosts else _ALONE), *(Strike(f"rank {rank}", *how) for rank, *how in by_rank)]
+    by_rank = itertools.product(range(ranks), (_KILL, _STOP), _LAYOUTS)
+    return [*_ALONE, *(Strike(f"rank {rank}", *how) for rank, *how in by_rank)]
 
 
 @dataclass
@@ -140,11 +132,10 @@ class Campaign:
     Args:
         folder: for data, caches, runs and the tally.
         seed: of the strikes.
-        hosts: two of them; none where that is not permitted.
     """
 
-    def __init__(self, folder: Path, seed: int, hosts: Sequence[Host]) -> None:
-        self._folder, self._seed, self._hosts = folder, seed, hosts
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder, self._seed = folder, seed
         folder.mkdir(parents=True, exist_ok=True)
         self._data = folder / "tiny.yaml" if any(folder.glob("undisturbed*.pt")) else make_data(folder)
         self._project = folder / "runs"
@@ -174,16 +165,10 @@ class Campaign:
         """Start or resume, and strike at a random moment; a run that ends before is compared, and the next begins."""
         tally = self.tally
         dice = random.Random(f"{self._seed} {tally.strikes} {tally.finished}")
-        strike = dice.choice(strikes(self._ranks, on_hosts=bool(self._hosts) and dice.random() < 0.3))
+        strike = dice.choice(strikes(self._ranks))
         moment = dice.uniform(0, tally.life_s[str(self._ranks)])
         going_on, saved, before = self._last.is_file(), self._whole_step(), shared_memory()
-        at_scan = tally.strikes % _SCAN_EVERY == _SCAN_EVERY - 1
-        if at_scan:
-            shutil.rmtree(self._folder / "cache", ignore_errors=True)
         with self._start(strike.layout) as job:
-            if at_scan:
-                self._await_scan(job)
-                moment = dice.uniform(0, _SCAN_S)
             outcome = job.wait(moment)
             if outcome is not None:
                 self._close_run(outcome)
@@ -192,7 +177,6 @@ class Campaign:
             phase = self._phase.read_text() if self._phase.is_file() else "start"
             self._hit(job, strike)
             killed = job.kill()
-        self._repair()
         tally.strikes += 1
         saving = "  resumed" if going_on else "  nothing saved yet"
         tally.counts.update((f"  in {phase}", f"  {strike}", saving, f"  on {self._ranks} ranks"))
@@ -210,8 +194,6 @@ class Campaign:
         """Strike, and wait until all other processes have ended."""
         job.note()
         pids = self._targets(job, strike)
-        if strike.target in ("cable", "host 0", "host 1"):
-            self._hosts[0].cut_off()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, strike.number)
@@ -222,7 +204,7 @@ class Campaign:
         def left() -> set[int]:
             """Return the processes that must end: not those that are stopped, nor what waits for them."""
             waiting = (job.descendants(pid) for pid in stopped if strike.target != "launcher")
-            return set(job.processes()) - set(job.launchers) - stopped.union(*waiting)
+            return set(job.processes()) - {job.launcher} - stopped.union(*waiting)
 
         others, started = left(), time.monotonic()
         while left() and time.monotonic() - started < _HANG_S:
@@ -242,17 +224,11 @@ class Campaign:
         if kind == "all":
             return set(job.processes())
         if kind == "launcher":
-            return {job.launchers[0]}
-        if kind == "host":
-            return job.descendants(job.launchers[int(number)])
+            return {job.launcher}
         rank = job.rank(int(number or 0))
         if kind == "worker":
             return set(sorted(job.descendants(rank) - {rank})[:1]) if rank else set()
         return {rank} if kind == "rank" and rank else set()
-
-    def _repair(self) -> None:
-        for host in self._hosts:
-            host.plug_in()
 
     def _finish(self) -> None:
         """Resume the run that was struck last, or start one, without a strike."""
@@ -264,13 +240,6 @@ class Campaign:
                 return
         self._close_run(outcome)
 
-    def _await_scan(self, job: ForkedJob) -> None:
-        end = time.monotonic() + _HANG_S
-        while not (self._phase.is_file() and self._phase.read_text() == "scan"):
-            assert time.monotonic() < end, f"the scan never came\n{job.said}"
-            if job.wait(0.001) is not None:
-                return
-
     def _start(self, layout: str) -> ForkedJob:
         self._phase.unlink(missing_ok=True)
         if self._last.is_file():
@@ -278,10 +247,8 @@ class Campaign:
         else:
             own = ("--batch", "12", "--epochs", "2", "--save-steps", "1", "--exist-ok")
             args = flags(self._data, self._project, *own)
-        hosts = self._hosts if layout == "hosts" else ()
         run = partial(run_rank_with_phases, args)
-        keeps = layout != "plain"
-        return ForkedJob(run, self._folder / "said", self._env, keeps_store=keeps, hosts=hosts, ranks=self._ranks)
+        return ForkedJob(run, self._folder / "said", self._env, keeps_store=layout != "plain", ranks=self._ranks)
 
     def _whole_step(self) -> int:
         """Return the step of the checkpoint; -1 where there is none. A damaged one is noted."""
@@ -335,17 +302,11 @@ def main() -> int:
     torch.set_num_threads(1)
     folder = asked.folder or Path(tempfile.gettempdir()) / f"tessera-chaos-{asked.seed}"
     started = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        try:
-            hosts = stack.enter_context(two_hosts())
-        except pytest.skip.Exception as skipped:
-            print(f"Without strikes on two hosts: {skipped}")
-            hosts = ()
-        campaign = Campaign(folder, asked.seed, hosts)
-        tally = campaign.tally
-        print(f"{tally.strikes} strikes done; {folder}", flush=True)
-        while tally.strikes < asked.kills:
-            campaign.strike()
+    campaign = Campaign(folder, asked.seed)
+    tally = campaign.tally
+    print(f"{tally.strikes} strikes done; {folder}", flush=True)
+    while tally.strikes < asked.kills:
+        campaign.strike()
     print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")
     print("\n".join(tally.broken), file=sys.stderr)
     return int(bool(tally.broken) or tally.equal < tally.finished or not tally.finished)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from tessera.utils.ranks import liveness
-from tests.system.hosts import DEVICE, Host
 from tests.system.jobs import tell_where
 from tests.system.launch import Outcome, free_port
 
@@ -23,34 +19,25 @@ _NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
-    """Ranks, and one launcher per host, which waits for them and with `keeps_store` has the job's store."""
+    """Ranks, and a launcher, which waits for them and with `keeps_store` has the job's store."""
 
     def __init__(
-        self,
-        run: Callable[[], int],
-        folder: Path,
-        env: dict[str, str],
-        keeps_store: bool,
-        hosts: Sequence[Host] = (),
-        ranks: int = 2,
+        self, run: Callable[[], int], folder: Path, env: dict[str, str], keeps_store: bool, ranks: int
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._said = folder, folder / "said"
         self._said.write_text("")
         for old in folder.glob("pid*"):
             old.unlink()
-        self._codes: dict[int, int] = {}
+        self._code: int | None = None
         self.seen: set[int] = set()
-        address = {"MASTER_ADDR": hosts[0].address if hosts else "127.0.0.1", "MASTER_PORT": str(free_port())}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         store = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if keeps_store else {}
-        interface = {"GLOO_SOCKET_IFNAME": DEVICE} if hosts else {}
-        self._env = {**env, **address, **store, **interface, "WORLD_SIZE": str(ranks)}
-        self._keeps_store, self._run = keeps_store, run
-        numbers = [*range(ranks)]
-        shares = [numbers[: ranks // 2], numbers[ranks // 2 :]] if hosts else [numbers]
-        self.launchers = [self._fork(share, *hosts[n : n + 1]) for n, share in enumerate(shares)]
+        self._env = {**env, **address, **store}
+        self._keeps_store, self._run, self._ranks = keeps_store, run, ranks
+        self.launcher = self._fork()
 
-    def _fork(self, ranks: Sequence[int], host: Host | None = None) -> int:
+    def _fork(self) -> int:
         pid = os.fork()
         if pid:
             return pid
@@ -61,36 +48,30 @@ class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
             os.dup2(said, 1)
             os.dup2(said, 2)
             os.environ.update(self._env)
-            if host is not None:
-                _enter(host)
-            code = self._launch(ranks)
+            code = self._launch()
         finally:
             os._exit(code)
 
-    def _launch(self, ranks: Sequence[int]) -> int:
+    def _launch(self) -> int:
         """Fork ranks and wait for them; 0 where all end with 0. A rank notices by itself that another one is gone."""
-        living = {self._fork_rank(rank, number) for number, rank in enumerate(ranks)}
-        keeps = self._keeps_store and 0 in ranks
-        port = int(os.environ["MASTER_PORT"])
-        timeout = timedelta(minutes=5)
-        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timeout) if keeps else None
+        living = {self._fork_rank(rank) for rank in range(self._ranks)}
+        port, keeps = int(os.environ["MASTER_PORT"]), self._keeps_store
+        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False) if keeps else None
         failed = False
         while living:
             pid, status = os.wait()
             living.discard(pid)
             failed |= status != 0
-        if store is not None and not failed:
-            time.sleep(2 * (len(ranks) < int(os.environ["WORLD_SIZE"])))  # the other host's may still say that they end
+        del store
         return int(failed)
 
-    def _fork_rank(self, rank: int, local: int) -> int:
+    def _fork_rank(self, rank: int) -> int:
         pid = os.fork()
         if pid:
             return pid
         code = 1
         try:
-            place = {"RANK": rank, "LOCAL_RANK": local}
-            os.environ.update({name: str(value) for name, value in place.items()})
+            os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
             new = self._folder / f"new{rank}"
             new.write_text(str(os.getpid()))
             new.replace(self._folder / f"pid{rank}")
@@ -114,22 +95,21 @@ class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
             if time.monotonic() > end:
                 return None
             time.sleep(max(min(end - time.monotonic(), 0.02), 0))
-        return Outcome(max(map(abs, self._codes.values())), "", self.said)
+        return Outcome(abs(self._code or 0), "", self.said)
 
     def _ended(self) -> bool:
-        for launcher in self.launchers:
-            if launcher not in self._codes:
-                pid, status = os.waitpid(launcher, os.WNOHANG)
-                if pid:
-                    self._codes[launcher] = os.waitstatus_to_exitcode(status)
-        return len(self._codes) == len(self.launchers)
+        if self._code is None:
+            pid, status = os.waitpid(self.launcher, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code is not None
 
     def processes(self) -> dict[int, int]:
         found = {}
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 state, parent, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(session) in self.launchers and state not in "ZX":
+                if int(session) == self.launcher and state not in "ZX":
                     found[int(folder.name)] = int(parent)
         return found
 
@@ -156,24 +136,14 @@ class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
     def kill(self) -> list[int]:
         """Kill every process by its id; return the ids."""
         killed: list[int] = []
-        for launcher in self.launchers:
-            if launcher not in self._codes:
-                os.kill(launcher, signal.SIGKILL)  # it may not have its session yet
+        if self._code is None:
+            os.kill(self.launcher, signal.SIGKILL)  # it may not have its session yet
         while pids := self.processes():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             killed += pids
             time.sleep(0.01)
-        for launcher in self.launchers:
-            if launcher not in self._codes:
-                self._codes[launcher] = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.launcher, 0)[1])
         return killed
-
-
-def _enter(host: Host) -> None:
-    """Move this process into a host's network; its ranks know no process of the other host."""
-    with Path("/run/netns", host.namespace).open() as network:
-        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _NETWORK):
-            raise OSError(ctypes.get_errno(), f"cannot enter the network of {host.namespace}")
-    liveness.namespace = lambda kind: host.namespace  # type: ignore[assignment]

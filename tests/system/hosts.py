@@ -54,9 +54,6 @@ class Host:
         """Pull the cable: what is sent is lost, and no end of a connection notices."""
         subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=60)
 
-    def plug_in(self) -> None:
-        subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "up"], check=True, timeout=60)
-
     def power_off(self) -> None:
         """Kill all processes of the host with SIGKILL."""
         for _ in range(50):

@@ -65,14 +65,6 @@ def _table(test: _Test = lambda value: True) -> _Test:
     return lambda value: isinstance(value, dict) and all(isinstance(k, str) and test(x) for k, x in value.items())
 
 
-def _is_flag(value: Any) -> bool:
-    return _is_plain(value) or _items(_is_plain)(value)
-
-
-def _is_losses(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 2 and len(value) > 0 and value.is_floating_point()
-
-
 def _is_stopper(value: Any) -> bool:
     epochs = ("best_epoch", "improved_epoch")  # the second is missing in earlier versions; -1 = initial weights
     return (
@@ -100,7 +92,7 @@ _STATE: dict[str, tuple[str, _Test]] = {
     "optimizer": _VALUES,
     "scaler": ("numbers by name", _table(_is_number)),
     **dict.fromkeys(("epoch", "step", "step_in_epoch"), _COUNT),
-    "epoch_losses": ("a row of losses per rank", _is_losses),
+    "epoch_losses": ("a tensor", _is_instance(Tensor)),
     **dict.fromkeys(("epoch_skipped", "skipped_steps"), _COUNT),
     "class_maps": ("a list of numbers", _items(_is_number)),
     "best_fitness": ("a number", _is_number),
@@ -112,7 +104,7 @@ _METRICS: dict[str, tuple[str, _Test]] = {  # of the weights in this file; None 
     "thresholds": ("confidences, or nothing", _optional(_is_thresholds)),
 }
 _DESCRIPTION: dict[str, tuple[str, _Test]] = {
-    "config": ("flags by name", _table(_is_flag)),
+    "config": _VALUES,
     "hyp": _VALUES,
     "model_yaml": _VALUES,
     "names": ("a list of text", _items(_is_instance(str))),

@@ -234,10 +234,11 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
     progress.epoch, progress.step, progress.skipped_steps = saved["epoch"], saved["step"], saved["skipped_steps"]
     progress.batch_in_epoch, progress.skipped_batches = saved["step_in_epoch"], saved["epoch_skipped"]
     progress.class_maps = tuple(saved["class_maps"])
-    parts = saved["epoch_losses"]
-    if parts.shape[1] != len(progress.losses):
+    parts, losses = saved["epoch_losses"], len(progress.losses)
+    if parts.ndim != 2 or not len(parts) or parts.shape[1] != losses or not parts.is_floating_point():
+        found = f"of shape {tuple(parts.shape)} in {parts.dtype}"
         raise UserError(
-            f"The checkpoint does not fit the model: it has {parts.shape[1]} losses, the model {len(progress.losses)}."
+            f"The checkpoint does not fit the model: its losses are {found}, expected {losses} for each rank."
         )
     if len(parts) != size:
         parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
@@ -255,7 +256,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     groups, scheduled = saved["param_groups"], {"betas", "momentum"}  # torch compares only the number of parameters
     try:
-        if any(scheduled & group.keys() != scheduled & own[0].keys() for group in groups):
+        if any(scheduled & dict(group).keys() != scheduled & own[0].keys() for group in groups):
             raise ValueError("it is of another kind of optimizer")
         if "fused" in own[0]:  # torch places the step counters as the group of the file says
             groups = [{**group, "fused": own[0]["fused"]} for group in groups]

@@ -164,13 +164,9 @@ class Saver(AbstractContextManager["Saver"]):
             self._interrupt(f"the end of epoch {epoch}")
 
     def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save the state of the last step; return whether a stop was requested by then.
+        """Save complete checkpoints named `whole`, and best.pt; return whether a stop was requested by then.
 
-        Args:
-            whole: names of complete checkpoints.
-            metrics: of the weights.
-            is_best: save best.pt too.
-            wait: for the files; a write before that failed is then repeated, not raised.
+        With `wait` the files are written on return, and those of a failed write before.
         """
         world = self._context.world
         world.set_activity("saving a checkpoint")

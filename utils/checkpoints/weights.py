@@ -223,7 +223,13 @@ def _published_file(known: PublishedWeights) -> Path:
     """Return the cached file; download it first if the cache lacks it."""
     cached = cache_dir() / "weights" / known.name
     if cached.is_file():
-        if known.sha256 and (digest := sha256(cached)) != known.sha256:
+        try:
+            digest = sha256(cached) if known.sha256 else ""
+        except OSError as error:
+            raise UserError(
+                f"--weights {known.name}: cannot read {cached}: {error.strerror or error}. Check its permissions."
+            ) from error
+        if digest != known.sha256:
             raise UserError(
                 f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{digest}', expected "
                 f"'{known.sha256}'. Delete it to download it again, or give its path as --weights to use it as it is."

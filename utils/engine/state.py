@@ -171,7 +171,7 @@ class EarlyStopping:
 
 @dataclass
 class TrainState(Generic[M]):
-    """All that changes while training; `training_state` in utils/checkpoints saves and restores it in place."""
+    """All that changes while training; utils/checkpoints/resume.py saves and restores it in place."""
 
     model: M  # raw, not wrapped
     ema: ModelEMA[M]

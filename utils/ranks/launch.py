@@ -26,8 +26,8 @@ from tessera.utils.ranks.failures import PeerError, ignore_sigterm, print_nonblo
 from tessera.utils.ranks.liveness import (
     GRACE_S,
     NOTICE_S,
+    POLL_S,
     STORE_LOST,
-    Backoff,
     FirstFailure,
     Heartbeat,
     Watchdog,
@@ -286,7 +286,7 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
             "run, is the address right, and does no firewall block the port?"
         )
 
-    _wait(step, timeout_s, lambda: f"{server} at {address}:{port} ({found})", late, Backoff(), launch.rank)
+    _wait(step, timeout_s, lambda: f"{server} at {address}:{port} ({found})", late, launch.rank)
 
 
 def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
@@ -294,8 +294,7 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
 
     A launcher may keep its store, with the addresses of dead ranks, over restarts, whose number may differ between
     nodes. So every rank posts a nonce. Rank 0 offers a session id with the nonces that it has read. A rank that reads
-    its nonce in the offer accepts it. The id is fixed once all ranks have accepted an offer with all nonces. Counters
-    of posts and offers tell whether there is something new to read.
+    its nonce in the offer accepts it. The id is fixed once all ranks have accepted an offer with all nonces.
     """
     return _follow(store, rank, size, timeout_s) if rank else _lead(store, size, timeout_s)
 
@@ -303,22 +302,18 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
 def _lead(store: Store, size: int, timeout_s: float) -> str:
     """Run rank 0's part of `agree_on_session`."""
     others = range(1, size)
-    session, nonces, seen, pauses = "", [_ABSENT] * len(others), -1, Backoff()
+    session, nonces = uuid.uuid4().hex, [_ABSENT] * len(others)
 
     def step() -> str:
-        nonlocal session, nonces, seen
-        posts = store.add("rendezvous/posts", 0)
-        if posts != seen:  # living ranks replace the nonces of dead ones
-            seen, session = posts, uuid.uuid4().hex
-            nonces = [read(store, f"rendezvous/nonce/{other}") or _ABSENT for other in others]
+        nonlocal session, nonces
+        found = [read(store, f"rendezvous/nonce/{other}") or _ABSENT for other in others]
+        if found != nonces:  # living ranks replace the nonces of dead ones
+            session, nonces = uuid.uuid4().hex, found
             store.set("rendezvous/offer", " ".join((session, *nonces)))
-            store.add("rendezvous/offers", 1)
-            if _ABSENT not in nonces:
-                pauses.reset()
-        if _ABSENT not in nonces and store.check([f"rendezvous/{session}/{other}" for other in others]):
-            store.set(f"rendezvous/{session}/all", "")
-            return session
-        return ""
+        if _ABSENT in nonces or not store.check([f"rendezvous/{session}/{other}" for other in others]):
+            return ""
+        store.set(f"rendezvous/{session}/all", "")
+        return session
 
     def missing() -> str:
         return ", ".join(str(other) for other in others if not store.check([f"rendezvous/{session}/{other}"]))
@@ -326,26 +321,21 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
     def late() -> str:
         return f"of {size} ranks {missing()} did not start within {timeout_s:.0f} s. Look at what they print."
 
-    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start", late, pauses)
+    return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start", late)
 
 
 def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
     """Run the other ranks' part of `agree_on_session`."""
-    nonce, accepted, is_whole, seen, pauses = uuid.uuid4().hex, "", False, -1, Backoff()
+    nonce, accepted = uuid.uuid4().hex, ""
     store.set(f"rendezvous/nonce/{rank}", nonce)
-    store.add("rendezvous/posts", 1)
 
     def step() -> str:
-        nonlocal accepted, is_whole, seen
-        offers = store.add("rendezvous/offers", 0)
-        if offers != seen:
-            seen, offer = offers, (read(store, "rendezvous/offer") or "").split(" ")
-            if len(offer) == size and offer[rank] == nonce:
-                accepted, is_whole = offer[0], _ABSENT not in offer
-                store.set(f"rendezvous/{accepted}/{rank}", "accepted")
-                if is_whole:
-                    pauses.reset()
-        return accepted if is_whole and store.check([f"rendezvous/{accepted}/all"]) else ""
+        nonlocal accepted
+        session, *nonces = (read(store, "rendezvous/offer") or "").split(" ")
+        if session != accepted and len(nonces) == size - 1 and nonces[rank - 1] == nonce:
+            accepted = session
+            store.set(f"rendezvous/{accepted}/{rank}", "accepted")
+        return accepted if accepted and store.check([f"rendezvous/{accepted}/all"]) else ""
 
     def missing() -> str:
         return "" if store.check(["rendezvous/offer"]) else "rank 0 to start"  # only rank 0 names the others
@@ -353,7 +343,7 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
     def late() -> str:
         return f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start as {size} ranks."
 
-    return _wait(step, timeout_s, missing, late, pauses, rank)
+    return _wait(step, timeout_s, missing, late, rank)
 
 
 def _wait(
@@ -361,7 +351,6 @@ def _wait(
     timeout_s: float,
     missing: Callable[[], str],
     late: Callable[[], str],
-    pauses: Backoff,
     reporter: int | None = None,
 ) -> str:
     """Repeat `step` until it returns a text; print once what is missing, and raise UserError after `timeout_s`."""
@@ -374,7 +363,7 @@ def _wait(
             noticed = True
             if names := missing():
                 print_nonblocking(f"Waiting for {names}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
-        pauses.wait(timeout_s if noticed else NOTICE_S)
+        time.sleep(POLL_S)
     return found
 
 

@@ -13,7 +13,6 @@ Rank 0 or torchrun serves the store (launch.py). torchrun's store outlives the r
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import socket
@@ -32,6 +31,7 @@ from tessera.utils.ranks.failures import exit_immediately, print_nonblocking
 
 INTERVAL_S = 1.0  # of both threads
 NOTICE_S = 5.0
+POLL_S = 0.2  # between two questions to the store, which serves hundreds of ranks
 GRACE_S = 10.0  # for a rank to end on its own after another rank has failed
 STORE_LOST = "the connection to the job's store is lost: its host or its launcher is gone. The job is ended."
 _SILENT_INTERVALS = 2.5  # a living rank publishes once in each
@@ -41,24 +41,6 @@ _ENDED = -1  # tick of a rank that has left the job
 def read(store: Store, key: str) -> str | None:
     """Return the text of `key`; None without one."""
     return store.get(key).decode() if store.check([key]) else None
-
-
-class Backoff:
-    """Growing pauses between two polls of the store, which serves hundreds of ranks."""
-
-    _SHORTEST_S, _LONGEST_S, _GROWTH = 0.01, 1.0, 1.25
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Poll quickly again."""
-        self._seconds = self._SHORTEST_S
-
-    def wait(self, most_s: float = math.inf) -> None:
-        """Sleep, at most `most_s` seconds."""
-        time.sleep(min(self._seconds, most_s))
-        self._seconds = min(self._seconds * self._GROWTH, self._LONGEST_S)
 
 
 class FirstFailure(NamedTuple):
@@ -229,11 +211,11 @@ class Heartbeat:
         self._closed.set()
         self._thread.join(2 * INTERVAL_S)
         self._tick = _ENDED
-        end, pauses = time.monotonic() + GRACE_S, Backoff()
+        end = time.monotonic() + GRACE_S
         with suppress(RuntimeError, OSError):  # without a store no rank is left to read it
             self._publish()
             while serves_store and time.monotonic() < end and any(map(_is_here, self.statuses())):
-                pauses.wait()
+                time.sleep(POLL_S)
 
     def statuses(self) -> list[Status | None]:
         """Return every rank's latest status; None where it never published one."""

@@ -27,7 +27,7 @@ from tessera.utils.errors import Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import affinity, cpu_quota, cpus_of_process
 from tessera.utils.ranks.failures import PeerError
-from tessera.utils.ranks.liveness import Backoff, Heartbeat, Watchdog, describe_rank, read
+from tessera.utils.ranks.liveness import POLL_S, Heartbeat, Watchdog, describe_rank, read
 from tessera.utils.text import plural
 
 T = TypeVar("T")
@@ -354,9 +354,8 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
     if store.add(f"{turn}/came", 1) == size:
         store.set(f"{turn}/over", "")
     if local_rank not in (-1, 0):
-        pauses = Backoff()
         while (failure := read(store, f"{turn}/over")) is None:
-            pauses.wait()
+            time.sleep(POLL_S)
         if failure:
             code, reporter, message = failure.split(" ", 2)
             raise PeerError(message, int(code), int(reporter))

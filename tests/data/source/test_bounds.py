@@ -22,7 +22,7 @@ import pytest
 from PIL import Image, features
 
 from tessera.data.source import decode
-from tessera.data.source.decode import RefusedImage, UndecodableImage, UnusableImage, image_size, read_image
+from tessera.data.source.decode import RefusedImage, UndecodableImage, UnusableImage, decoded_size, read_image
 from tessera.data.source.image_header import extra_pages_message
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
@@ -86,7 +86,7 @@ def test_what_is_too_large_is_not_decoded(
     with pytest.raises(RefusedImage, match=rf"a\.png: {said}"):
         read_image(path)
     with pytest.raises(UnusableImage, match=f"^{said}"):
-        image_size(str(path), len(raw))
+        decoded_size(str(path), len(raw))
 
 
 def test_the_variable_raises_and_lowers_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

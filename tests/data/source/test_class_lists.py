@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import problem_report
-from tessera.utils.errors import ConfigError
-from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import BODY, BOX, build, check, dataset, write
 
 SAID = "class 0 is 'dog', but pets.yaml names it 'cat'"
@@ -80,17 +77,3 @@ def test_ignored_and_selected_classes_keep_their_numbers(tmp_path: Path) -> None
     assert not [line for line in check(yaml).problems if "classes.txt" in line]
     write(tmp_path / "pets/classes.txt", "dog\ncat\n")
     assert any(SAID in line for line in check(yaml).problems)
-
-
-def test_missing_names_are_offered(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("dog"), voc_object("cat", "2 2 9 9"))
-    write_voc(tmp_path / "voc", "b", voc_object("no"))
-    yaml = write(tmp_path / "voc.yaml", "path: voc\ntrain: JPEGImages\nnc: 3\n")
-    with pytest.raises(ConfigError, match=r'The XML files name 3 classes: `names: \["cat", "dog", "no"\]`\.$'):
-        load_spec(yaml)
-    yaml = pets(tmp_path, "")
-    with pytest.raises(ConfigError, match=r"names: found None, expected .* of the labels\.$"):
-        load_spec(yaml)
-    write(tmp_path / "pets/labels/classes.txt", "cat\ndog\n")
-    with pytest.raises(ConfigError, match=r'labels/classes\.txt has them: `names: \["cat", "dog"\]`\.$'):
-        load_spec(yaml)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.decode import UnusableImage, image_size, read_image
+from tessera.data.source.decode import UnusableImage, decoded_size, read_image
 from tessera.data.source.image_header import read_file_header
 from tests.data.make import write_image
 
@@ -20,7 +20,7 @@ EXIF = b"Exif\0\0"
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    return image_size(str(path), path.stat().st_size)
+    return decoded_size(str(path), path.stat().st_size)
 
 
 def is_certain(path: Path) -> bool:
@@ -130,7 +130,7 @@ def test_not_an_image(tmp_path: Path, content: bytes | None, what: str) -> None:
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UnusableImage, match=what):
-        image_size(str(path), -1 if content is None else len(content))
+        decoded_size(str(path), -1 if content is None else len(content))
 
 
 @settings(deadline=None)

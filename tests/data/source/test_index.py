@@ -11,7 +11,7 @@ from PIL import Image
 
 from tessera.data.labels.label_files import label_path
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.decode import image_size
+from tessera.data.source.decode import decoded_size
 from tessera.data.source.index import problem_report
 from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.errors import UserError
@@ -179,7 +179,7 @@ def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(len(index.labels(i)[0]) == 0 for i in range(128)) == 2
     for i in range(0, 128, 16):
         path = index.path(i)
-        assert tuple(index.sizes_hw[i]) == image_size(str(path), path.stat().st_size)
+        assert tuple(index.sizes_hw[i]) == decoded_size(str(path), path.stat().st_size)
         label = Path(label_path(str(path)))
         rows = np.loadtxt(label, ndmin=2) if label.exists() else np.zeros((0, 5))
         height, width = index.sizes_hw[i]

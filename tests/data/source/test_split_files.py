@@ -82,7 +82,7 @@ def test_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         first = parts(yaml)
     assert "val: 0.2 of train with split_seed 0: 8 of 40 images" in caplog.text
     with monkeypatch.context() as patch:
-        patch.setattr(split_files.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+        patch.setattr(split_files, "open_plain", lambda *_: pytest.fail("read again"))
         (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the images are unchanged
         assert parts(yaml) == first
     (hashes,) = (tmp_path / "cache/index").glob("*-contents-*")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, image_size
+from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, decoded_size
 from tessera.data.source.image_header import extra_pages_message
 from tessera.deploy.inference.input_images import to_pixels
 from tessera.deploy.inference.sources.sources import open_sources
@@ -92,7 +92,7 @@ def test_other_layouts_are_named(tmp_path: Path, made: bytes, said: str) -> None
         decoded(made)
     (tmp_path / "a.tif").write_bytes(made)
     with pytest.raises(UnusableImage, match=f"^a TIFF of {said}"):
-        image_size(str(tmp_path / "a.tif"), len(made))
+        decoded_size(str(tmp_path / "a.tif"), len(made))
 
 
 def test_pages_are_counted_without_thumbnails_and_masks() -> None:

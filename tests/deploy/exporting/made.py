@@ -114,12 +114,15 @@ def unmatched(
     return missing
 
 
-def differing(expected: Detections, found: Mapping[str, NDArray[Any]], conf: float, margin: float = 0.01) -> int:
+def differing(
+    expected: Detections, found: Mapping[str, NDArray[Any]], conf: float, margin: float = 0.01, **within: float
+) -> int:
     """How many detections of either side, `margin` above the threshold at least, the other has not."""
     back = Detections(*(torch.from_numpy(np.array(found[name])) for name in ("boxes", "scores", "classes")))
     parts = (expected.boxes_xyxy, expected.scores, expected.classes)
     there = {name: part.numpy() for name, part in zip(("boxes", "scores", "classes"), parts, strict=True)}
-    return len(unmatched(_above(expected, conf + margin), found)) + len(unmatched(_above(back, conf + margin), there))
+    pairs = (expected, found), (back, there)
+    return sum(len(unmatched(_above(one, conf + margin), other, **within)) for one, other in pairs)
 
 
 def _above(detections: Detections, conf: float) -> Detections:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -26,8 +27,9 @@ from tessera.deploy.exporting.formats import openvino_model
 from tessera.deploy.inference.detector import Detector
 from tessera.deploy.inference.results import Result
 from tessera.utils.machine.opencv import cv2
+from tessera.utils.types import Detections
 from tests.browser import NODE_MODULES, installed_browser
-from tests.deploy.exporting.made import NAMES, picture
+from tests.deploy.exporting.made import NAMES, differing, picture
 from tests.system.launch import run_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,20 +124,13 @@ def parsed(text: str) -> Printed:
 
 def assert_equal(found: Printed, expected: Result, limits: Limits, names: tuple[str, ...]) -> None:
     """Each detection of one side is one of the other; the programs print two digits of a score, one of a side."""
-    margin, (conf, _, max_det) = 1e-2, limits
-    weakest = expected.scores[-1] if len(expected.scores) == max_det else conf
-    sure = [i for i, score in enumerate(expected.scores) if score > weakest + margin]
-    left = list(found)
-    for i in sure:
-        wanted = np.array([expected.scores[i], *expected.boxes_xyxy[i]])
-        equal = [
-            j
-            for j, (name, values) in enumerate(left)
-            if name == names[expected.classes[i]] and (np.abs(values - wanted) <= [0.007, *[0.11] * 4]).all()
-        ]
-        assert equal, f"detection {i}, {wanted}, is not among {left}"
-        left.pop(equal[0])
-    assert len(found) <= max_det and all(values[0] <= weakest + 2 * margin for _, values in left), left
+    conf, _, max_det = limits
+    weakest = float(expected.scores[-1]) if len(expected.scores) == max_det else conf
+    numbers = np.array([values for _, values in found]).reshape(-1, 5)
+    printed = {"boxes": numbers[:, 1:], "scores": numbers[:, 0], "classes": [names.index(name) for name, _ in found]}
+    wanted = Detections(*map(torch.tensor, (expected.boxes_xyxy, expected.scores, expected.classes)))
+    assert differing(wanted, printed, weakest, px=0.11, score=0.007) == 0, found
+    assert len(found) <= max_det
 
 
 def assert_both_equal(

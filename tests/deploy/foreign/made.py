@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,6 @@ def with_at(x: Tensor, value: float) -> Tensor:
     x = x.clone()
     x.view(-1)[-1] = value
     return x
-
-
-def renamed(old: str, new: str) -> Callable[[Tensors], object]:
-    """The beginnings of names are others."""
-    return lambda t: [t.update({new + n.removeprefix(old): t.pop(n)}) for n in [*t] if n.startswith(old)]
 
 
 def refusal(path: Path) -> str:

@@ -190,14 +190,6 @@ def test_a_batch_without_objects_still_has_every_gradient(hyp: Hyp, nc: int) -> 
         assert grad[..., :4].count_nonzero() == 0 and grad[..., 5:].count_nonzero() == 0
 
 
-def test_one_class_has_no_class_loss(hyp: Hyp) -> None:
-    criterion = AnchorLoss(Head(nc=1), LossSettings.of(hyp, imgsz=96))
-    predictions = raw_predictions(2, SIZE_HW, 1)
-    loss, items = criterion(predictions, criterion.assign(random_targets(20, 2, SIZE_HW, 1), 2, SIZE_HW))
-    gradients = torch.autograd.grad(loss, predictions)
-    assert items[2] == 0 and all(g[..., 5].count_nonzero() == 0 for g in gradients)
-
-
 def test_positive_weights_and_smoothing(hyp: Hyp) -> None:
     targets = random_targets(20, 2, SIZE_HW, 5)
     predictions = [p.detach() for p in raw_predictions(2, SIZE_HW, 5)]
@@ -247,11 +239,6 @@ def test_saturated_logits_have_finite_gradients(hyp: Hyp, gamma: float) -> None:
     loss, _ = criterion(predictions, assignment)
     assert loss.isfinite()
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, predictions))
-
-
-def test_scaled_gains_leave_the_hyperparameters_alone(hyp: Hyp) -> None:
-    assert scaled_gains(LossSettings.of(hyp), nc=80, nl=3) == pytest.approx((0.05, 1.0, 0.5))
-    assert scaled_gains(LossSettings.of(hyp, imgsz=1280), nc=20, nl=4) == pytest.approx((0.0375, 3.0, 0.09375))
 
 
 def test_objectness_balance() -> None:

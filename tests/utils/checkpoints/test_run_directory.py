@@ -6,12 +6,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
-import yaml
 
 import tessera
-from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint, newest_last_checkpoint, write_yaml
+from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint, newest_last_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
@@ -93,16 +91,6 @@ def test_a_missing_checkpoint_is_reported_with_the_places_tried(tmp_path: Path) 
     (tmp_path / "exp4").mkdir()
     with pytest.raises(UserError, match="runs there: exp4"):
         newest_last_checkpoint(tmp_path)
-
-
-def test_yaml_keeps_order_and_turns_values_into_plain_ones(tmp_path: Path) -> None:
-    values = {"weights": Path("a/b.pt"), "freeze": (0, 1), "lr0": np.float64(0.01), "anchors": np.array([[10, 13]])}
-    plain = {"weights": "a/b.pt", "freeze": [0, 1], "lr0": 0.01, "anchors": [[10, 13]]}
-    same = {"hyp": {"mosaic": 1.0}, "name": "Größe", "resume": None}
-    write_yaml(tmp_path / "opt.yaml", {**values, **same})
-    text = (tmp_path / "opt.yaml").read_text(encoding="utf-8")
-    assert yaml.safe_load(text) == {**plain, **same}
-    assert [line.partition(":")[0] for line in text.splitlines() if line[0].isalpha()] == [*values, *same]
 
 
 def test_leftovers_of_killed_runs_are_removed_at_the_next_start(tmp_path: Path) -> None:

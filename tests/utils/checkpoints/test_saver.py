@@ -184,16 +184,6 @@ def test_a_snapshot_waits_for_the_device_once_and_keeps_the_order_in_memory() ->
         assert copied["weights"][1].stride() == layout.stride() and copied["weights"][0].tolist() == [1, 1]
 
 
-def test_the_last_file_of_a_device_is_written_from_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Mapping[str, Any]] = []
-    monkeypatch.setattr(module, "snapshot", lambda *given: taken.append(snapshot(*given)) or taken[-1])
-    for is_host in (True, False):
-        monkeypatch.setattr(Accelerator, "is_host", is_host)
-        with open_saver(tmp_path, make_state()) as saver:
-            saver.after_epoch(8, METRICS, is_best=True, stop=False)
-        assert len(taken) == (not is_host)
-
-
 def test_a_best_checkpoint_that_did_not_fit_is_written_with_the_next_file_that_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tessera.deploy.foreign.safetensors_file import save_safetensors
-from tessera.deploy.runtime.open_model import open_exported, open_model
+from tessera.deploy.runtime.open_model import open_model
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils import http_client
 from tessera.utils.checkpoints import format
@@ -27,7 +27,6 @@ from tessera.utils.flags.model_zoo import PUBLISHED
 from tessera.utils.http_client import NetworkLimits
 from tessera.utils.ranks.world import World
 from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint
-from tests.deploy.runtime.made_files import write_torchscript
 from tests.file_server import FileServer
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
 from tests.utils.machine.stand_in import StandIn
@@ -342,14 +341,3 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     monkeypatch.setattr(format, "read_archive", no_memory_here)
     with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Use a smaller model"):
         load_weights(good)
-
-
-def test_exhausted_device_memory_is_not_reported_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_torchscript(tmp_path / "best.torchscript")
-
-    def exhausted(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(torch.jit, "load", exhausted)
-    with pytest.raises(UserError, match=r"out of memory on stand-in: the model of .*best\.torchscript"):
-        open_exported(path, StandIn(), trust_file=True)

@@ -1,8 +1,9 @@
-"""Accelerators: copies, exhausted memory, kernels, as far as a machine without a GPU can test them."""
+"""Accelerators: choice, copies, exhausted memory, kernels, as far as a machine without a GPU can test them."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from unittest.mock import MagicMock
 
 import pytest
@@ -11,8 +12,17 @@ from torch import Tensor
 
 from tessera.models.layers.blocks import Conv
 from tessera.models.nms import NmsSettings, non_max_suppression
-from tessera.utils.errors import UserError
-from tessera.utils.machine.accelerator import Accelerator, Cuda, Metal, explain_out_of_memory
+from tessera.utils.environment import Launch
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.machine.accelerator import (
+    Accelerator,
+    Cuda,
+    Metal,
+    accelerator_of,
+    choose_accelerator,
+    explain_out_of_memory,
+)
+from tests.utils.engine.trainer import made_batch
 from tests.utils.machine.stand_in import StandIn
 
 
@@ -121,3 +131,44 @@ def test_deterministic_cuda_sets_cublas_and_refuses_other_kernels(monkeypatch: p
     finally:
         Accelerator().set_deterministic(False)
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+
+def show(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+
+
+def rank(local: int) -> Launch:
+    return Launch(rank=local, local_rank=local, size=8, launcher="slurm")
+
+
+@pytest.mark.parametrize(
+    ("visible", "flag", "local_rank", "index"),
+    [(8, "", 3, 3), (8, "6,7", 1, 7), (1, "", 3, 0), (1, "0", 7, 0), (1, "cuda", 0, 0)],
+)
+def test_a_rank_takes_the_device_of_its_place_or_the_only_one_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, visible: int, flag: str, local_rank: int, index: int
+) -> None:
+    show(monkeypatch, visible)
+    assert choose_accelerator(flag, rank(local_rank)).device == torch.device("cuda", index)
+
+
+def test_more_ranks_than_devices_are_refused_by_the_rank_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, 2)
+    with pytest.raises(ConfigError, match="local rank 5 has no device: this node has 2 devices") as caught:
+        choose_accelerator("", rank(5))
+    assert caught.value.reporter == 5
+
+
+def test_the_accelerator_of_a_device() -> None:
+    assert [accelerator_of(torch.device(kind)).kind for kind in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "mps"]
+
+
+def test_the_last_batch_is_free_once_it_was_used() -> None:
+    """An epoch's stream stays open while its model is validated."""
+    with StandIn() as device:
+        stream = device.prefetch([made_batch(seed) for seed in range(3)])
+        for _ in range(3):
+            images = weakref.ref(next(stream).images)
+            assert images() is None
+        assert next(stream, None) is None
