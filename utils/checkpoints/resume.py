@@ -254,8 +254,10 @@ def _damaged(what: str, error: BaseException) -> UserError:
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restore moments and counters; keep the rates and the decay of this optimizer."""
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups, scheduled = saved["param_groups"], {"betas", "momentum"}  # torch compares only the number of parameters
     try:
-        groups = [dict(group) for group in saved["param_groups"]]
+        if any(scheduled & dict(group).keys() != scheduled & own[0].keys() for group in groups):
+            raise ValueError("it is of another kind of optimizer")
         if "fused" in own[0]:  # torch places the step counters as the group of the file says
             groups = [{**group, "fused": own[0]["fused"]} for group in groups]
         optimizer.load_state_dict({**saved, "param_groups": groups})

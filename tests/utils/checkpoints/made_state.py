@@ -18,6 +18,7 @@ from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
+from tessera.utils.engine.step import StepFlags
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.ranks.world import World
@@ -109,4 +110,4 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
 def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
     config = TrainConfig(epochs=9, **flags)
     context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
-    return Saver(context, state, "abc", None, StopSignals(), lambda: False)
+    return Saver(context, state, "abc", None, StopSignals(), StepFlags)

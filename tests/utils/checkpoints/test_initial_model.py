@@ -216,7 +216,6 @@ def state_on_paper(cfg: str, nc: int = 80) -> dict[str, torch.Tensor]:
         ("yolov5s", "yolov5s6", "warned of"),  # which begins with the same layers
         ("yolox-s", "yolov5s", "taken"),  # the body but for the first convolution
         ("yolov5s", "yolox-s", "taken"),
-        ("yolov5n", "yolov5n-free", "taken"),
         ("yolov9-t", "yolov9-t", "taken"),
     ],
 )
