@@ -209,7 +209,7 @@ def warm_up(model: Network | ImageDetector, imgsz: int, batch_size: int) -> None
         model(torch.zeros(batch_size, 3, *size_hw, device=model.accelerator.device))
 
 
-def start(given: dict[str, Any]) -> Comparison:
+def join(given: dict[str, Any]) -> Comparison:
     """Join the job and compare, on every rank."""
     config = CompareConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
@@ -224,12 +224,12 @@ def run(*models: str, **kwargs: Any) -> Comparison:
     Raises:
         UserError: a mistake in the flags, the data or the weights.
     """
-    return start(CompareConfig.named({**kwargs, **({"models": models} if models else {})}))
+    return join(CompareConfig.named({**kwargs, **({"models": models} if models else {})}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    return run_command(CompareConfig, sys.argv[1:] if argv is None else argv, start)
+    return run_command(CompareConfig, sys.argv[1:] if argv is None else argv, join)
 
 
 if __name__ == "__main__":

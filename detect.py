@@ -321,7 +321,7 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     return f"confidence threshold {conf:.3g}, {reason} (--conf-thres)"
 
 
-def start(given: dict[str, Any]) -> DetectionSummary:
+def join(given: dict[str, Any]) -> DetectionSummary:
     config = DetectConfig(**given)
     with open_world(config.device, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
@@ -335,12 +335,12 @@ def run(**kwargs: Any) -> DetectionSummary:
     Raises:
         UserError: a mistake in the flags, the sources or the weights.
     """
-    return start(DetectConfig.named(kwargs))
+    return join(DetectConfig.named(kwargs))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    return run_command(DetectConfig, sys.argv[1:] if argv is None else argv, start)
+    return run_command(DetectConfig, sys.argv[1:] if argv is None else argv, join)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def make_output(folder: Path) -> None:
         ) from error
 
 
-def start(given: dict[str, Any]) -> Verified:
+def join(given: dict[str, Any]) -> Verified:
     config, launch = ExportConfig(**given), Launch.from_environment()
     if launch.size > 1:
         raise ConfigError(f"{called('export.py')} runs as one process. Start it without a launcher.")
@@ -108,12 +108,12 @@ def run(**kwargs: Any) -> list[Path]:
     Raises:
         UserError: a mistake in the flags, the weights or the data.
     """
-    return list(start(ExportConfig.named(kwargs)).files.values())
+    return list(join(ExportConfig.named(kwargs)).files.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    return run_command(ExportConfig, sys.argv[1:] if argv is None else argv, start)
+    return run_command(ExportConfig, sys.argv[1:] if argv is None else argv, join)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def ignored_flags(config: ValConfig, given: Collection[str]) -> list[str]:
     return messages
 
 
-def start(given: dict[str, Any]) -> Validated:
+def join(given: dict[str, Any]) -> Validated:
     """Join the job and validate, on every rank."""
     config = ValConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
@@ -200,12 +200,12 @@ def run(**kwargs: Any) -> Metrics:
     Raises:
         UserError: a mistake in the flags, the data or the weights.
     """
-    return start(ValConfig.named(kwargs)).metrics
+    return join(ValConfig.named(kwargs)).metrics
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    return run_command(ValConfig, sys.argv[1:] if argv is None else argv, start)
+    return run_command(ValConfig, sys.argv[1:] if argv is None else argv, join)
 
 
 if __name__ == "__main__":
