@@ -11,6 +11,7 @@ from tests.layers import (
     LAYERS,
     PAGE,
     ROOT,
+    Size,
     closure,
     drawn,
     imports,
@@ -45,7 +46,10 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 DEVICE_TYPE = re.compile(r"""device\.type|is_cuda|is_mps|torch\.cuda|\.mps|\.kind [=!]=|\(["'](cuda|mps)""")
 MAX_LINES = 600
 MAX_LINES_OF_STORY, MAX_BRANCHES, MAX_LOCALS = 90, 12, 35  # of train()
-MAX_ONE_IMPORTER = 30  # modules
+# What there is: the program grows only where these are raised, and a commit that makes it smaller lowers them.
+MAX_CORE, MAX_UTILS = Size(134, 25_400), Size(79, 14_200)
+MAX_ONE_IMPORTER = 36  # modules
+MAX_PYTHON, MAX_TESTS = 37_500, 40_500  # lines outside tests, and of tests
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.BoolOp)
 
 
@@ -76,11 +80,11 @@ def test_a_model_is_torch_and_plain_values() -> None:
 
 def test_sizes() -> None:
     core, utils = size(inside(*CORE)), size(inside("tessera.utils"))
-    assert core.modules <= 150 and core.lines <= 20_000, core
-    assert utils.lines <= 9_500, utils
+    assert core.modules <= MAX_CORE.modules and utils.modules <= MAX_UTILS.modules, (core, utils)
+    assert core.lines <= MAX_CORE.lines and utils.lines <= MAX_UTILS.lines, (core, utils)
     assert len(with_one_importer()) <= MAX_ONE_IMPORTER, sorted(with_one_importer())
     outside, tests = lines_of_python()
-    assert outside <= 31_000 and tests <= 36_000, (outside, tests)
+    assert outside <= MAX_PYTHON and tests <= MAX_TESTS, (outside, tests)
 
 
 def test_no_import_inside_a_function() -> None:

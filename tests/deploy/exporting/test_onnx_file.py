@@ -142,7 +142,9 @@ def test_a_file_of_an_earlier_export_whose_thresholds_have_defaults_still_runs(m
     onnx.save(content, tmp_path / "best.onnx")
     for conf, max_det in ((0.1, 300), (0.1, 5), (0.6, 300)):
         rules = NmsSettings(conf, IOU, max_det)
-        found = [open_onnx(path, Accelerator()).detect(image, rules) for path in (made_onnx, tmp_path / "best.onnx")]
+        found = [
+            open_onnx(path, Accelerator())(image, rules).detections for path in (made_onnx, tmp_path / "best.onnx")
+        ]
         assert torch.equal(found[0].boxes_xyxy, found[1].boxes_xyxy) and len(found[0].scores) > 0
 
 
