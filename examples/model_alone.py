@@ -18,7 +18,7 @@ def main() -> Tensor:
     criterion = model.head.criterion(LossSettings(box=7.5, cls=0.5))
     targets = torch.tensor([[0.0, 1, 8, 8, 60, 40], [1, 0, 30, 20, 120, 90]])  # image, class, x1, y1, x2, y2 in pixels
     loss, _ = criterion(model(torch.rand(2, 3, 128, 128)), criterion.assign(targets, 2, (128, 128)))
-    loss.backward()
+    torch.autograd.backward(loss)
     return loss.detach()
 
 
