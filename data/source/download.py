@@ -230,7 +230,7 @@ def _extract(archive: Path, staging: Path) -> None:
                 check(entry.name, entry.size, entry.isreg() or entry.isdir())
                 tape.extract(entry, staging, filter="data")
                 tape.members = []  # type: ignore[attr-defined]  # it would keep every header in memory
-            # A damaged header ends the iteration. Reading on also verifies the checksum of a compressed archive.
+            # Reading on verifies the checksum of a compressed archive.
             assert tape.fileobj is not None, "it is open"
             while block := tape.fileobj.read(_BLOCK):
                 if block.count(0) != len(block):
@@ -242,11 +242,16 @@ def _extract(archive: Path, staging: Path) -> None:
 
 
 class _Header(tarfile.TarInfo):
-    """Tar header that raises if it is larger than any name needs."""
+    """Tar header that raises if it is damaged or too large; tarfile would end the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        header = super().frombuf(buf, encoding, errors)
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end of the archive
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error or 'a member'} where a member or the end should be") from error
         if header.type in _EXTENSIONS and header.size > _LONGEST_EXTENSION:
             raise tarfile.ReadError(f"a header of {header.size:,} bytes")
         return header

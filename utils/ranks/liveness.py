@@ -82,6 +82,7 @@ class Watchdog:
         self.advice: Callable[[], str] = str
         self._rank, self._server = rank, server
         self._calls: list[_Call] = []
+        self.is_reported = False  # the heartbeat or another rank has told why the job ends
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
@@ -123,7 +124,8 @@ class Watchdog:
                     if not call.peer and self.server_pid is not None:
                         _kill(self.server_pid)
                     message = f"{call.peer or self._server} has not answered for {call.waited_s:.0f} s"
-                    exit_immediately(self._rank, self.advised(f"{message}: stopped, cut off or gone."), 1)
+                    text = "" if self.is_reported else self.advised(f"{message}: stopped, cut off or gone.")
+                    exit_immediately(self._rank, text, 1)
                     return
 
 
@@ -284,6 +286,7 @@ class Heartbeat:
 
     def _end_after_grace(self, message: str, exit_code: int) -> None:
         """End the process by force if the main thread does not end it in time."""
+        self._watchdog.is_reported = not message
         if not self._closed.wait(GRACE_S):
             exit_immediately(self._rank, self._watchdog.advised(message) if message else "", exit_code)
 

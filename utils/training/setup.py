@@ -125,6 +125,7 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         batch_size = _batch_size(recipe, model, criterion, precision, world)
         config, has_run = dataclasses.replace(recipe.config, batch_size=batch_size), resumed is not None
         context = RunContext(config, hyp_of_run, world, recipe.imgsz, model.stride, folder, recipe.pretraining, has_run)
+    with explain_batch_memory(context):
         return Training(context, recipe.data, _fresh_state(context, model, criterion, precision), criterion)
 
 
