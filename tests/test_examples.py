@@ -116,19 +116,23 @@ STOPPED: list[int] = []
 
 
 def test_a_resumed_run_with_parts_of_its_own_is_the_run_itself(tmp_path: Path) -> None:
-    parts = {"optimizer": custom_optimizer.lion, "callbacks": Stop, "metric": "precision", "hyp": {"lr0": 0.0003}}
+    own = {"transforms": custom_augmentation.add_noise, "optimizer": custom_optimizer.lion, "callbacks": Stop}
+    parts = {**own, "metric": "precision", "hyp": {"lr0": 0.0003}}
     STOPPED[:] = [1]
     tessera.train(**parts, epochs=3, batch=4, project=tmp_path, name="whole")
     STOPPED.clear()
     with pytest.raises(KeyboardInterrupt):
         tessera.train(**parts, epochs=3, batch=4, project=tmp_path, name="resumed")
     last = tmp_path / "resumed" / "weights" / "last.pt"
-    named = "--optimizer examples.custom_optimizer:lion --callbacks tests.test_examples:Stop"
+    named = (
+        "--transforms examples.custom_augmentation:add_noise --optimizer examples.custom_optimizer:lion "
+        "--callbacks tests.test_examples:Stop"
+    )
     with pytest.raises(UserError, match=rf"the run has {named}\. A part of your own is imported only if"):
         tessera.train(resume=last)
     with pytest.raises(UserError, match=r"--metric 'map' with --resume: the run of .* has --metric 'precision'"):
         tessera.train(resume=last, **{**parts, "metric": "map"})
-    tessera.train(resume=last, **{key: parts[key] for key in ("optimizer", "callbacks")})
+    tessera.train(resume=last, **own)
     whole, resumed = (
         torch.load(tmp_path / name / "weights" / "last.pt", weights_only=True) for name in ("whole", "resumed")
     )

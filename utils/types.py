@@ -274,7 +274,7 @@ class Metrics:
 
     @property
     def fitness(self) -> float:
-        """Score that selects `best.pt` and drives EarlyStopping."""
+        """Score that selects `best.pt` and ends a training early, unless `--metric` names another."""
         return fitness(self.map50, self.map)
 
 

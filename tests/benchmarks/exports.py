@@ -32,7 +32,7 @@ from tessera.utils.ranks.world import World
 from tests.benchmarks.harness import indexed, parser, rounds, show
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300
-Pictures = Sequence[np.ndarray]
+Images = Sequence[np.ndarray]
 
 
 def plain_letterbox(image: np.ndarray, size: int) -> tuple[np.ndarray, float, int, int]:
@@ -66,26 +66,26 @@ def plain_nms(rows: np.ndarray) -> np.ndarray:
     return np.concatenate((boxes, scores[:, None], classes[:, None]), 1)[kept]
 
 
-def plain(network: Network, pictures: Pictures, size: int) -> Callable[[], int]:
+def plain(network: Network, images: Images, size: int) -> Callable[[], int]:
 
     def run() -> int:
-        for picture in pictures:
-            image, scale, left, top = plain_letterbox(picture, size)
-            found = plain_nms(network(torch.from_numpy(image))[0].numpy())
+        for image in images:
+            canvas, scale, left, top = plain_letterbox(image, size)
+            found = plain_nms(network(torch.from_numpy(canvas))[0].numpy())
             found[:, :4] = (found[:, :4] - [left, top, left, top]) / scale
-        return len(pictures)
+        return len(images)
 
     return run
 
 
-def ours(network: Network | ImageDetector, pictures: Pictures, size: int) -> Callable[[], int]:
+def ours(network: Network | ImageDetector, images: Images, size: int) -> Callable[[], int]:
     """Return a run of a file, or of the checkpoint's network, as detect.py does it."""
     detect, rules = image_detector(network, size), nms_settings(network, conf=CONF, iou=IOU, max_det=MAX_DET)
 
     def run() -> int:
-        for picture in pictures:
-            detect(picture, rules)
-        return len(pictures)
+        for image in images:
+            detect(image, rules)
+        return len(images)
 
     return run
 
@@ -108,7 +108,7 @@ def main() -> None:
     ).parse_args()
     cpu = Accelerator()
     world, index = World(accelerator=cpu), indexed(given.data, "val")
-    pictures, _ = sample_images(index, given.imgsz)
+    images, _ = sample_images(index, given.imgsz)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(given.folder or scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,12 +137,12 @@ def main() -> None:
             "OpenVINO, bfloat16": open_in_bfloat16(files["OpenVINO, float32"], cpu),
             **{name: open_exported(path, cpu) for name, path in files.items()},
         }
-        rivals = {name: ours(network, pictures, given.imgsz) for name, network in networks.items()}
+        rivals = {name: ours(network, images, given.imgsz) for name, network in networks.items()}
         baseline = "bare network, NumPy around it"
-        rates = rounds({baseline: plain(raw, pictures, given.imgsz), **rivals}, given.rounds)
+        rates = rounds({baseline: plain(raw, images, given.imgsz), **rivals}, given.rounds)
         show(rates, baseline, unit="images/s")
         if given.accuracy:
-            judge = Verifier(job(), pictures, world, index, Settings())
+            judge = Verifier(job(), images, world, index, Settings())
             print("\n".join(table([judge.network(), *map(judge.file, files.values())])))
 
 

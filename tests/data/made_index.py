@@ -55,12 +55,12 @@ def write_images(folder: Path, sizes_hw: Sequence[tuple[int, int]]) -> list[Path
     paths = []
     for i, size_hw in enumerate(sizes_hw):
         path = folder / f"{i}.png"
-        cv2.imwrite(str(path), cv2.cvtColor(picture(i, size_hw), cv2.COLOR_RGB2BGR))
+        cv2.imwrite(str(path), cv2.cvtColor(made_image(i, size_hw), cv2.COLOR_RGB2BGR))
         paths.append(path)
     return paths
 
 
-def picture(number: int, size_hw: tuple[int, int]) -> NDArray[np.uint8]:
+def made_image(number: int, size_hw: tuple[int, int]) -> NDArray[np.uint8]:
     """The RGB pixels that `write_images` writes for image `number`."""
     y, x = np.mgrid[: size_hw[0], : size_hw[1]]
     return np.stack((x * 3 + number * 20, y * 3, np.full_like(x, number * 37)), -1).astype(np.uint8)

@@ -29,7 +29,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
-from tests.data.made_index import make_index, picture, write_images
+from tests.data.made_index import made_image, make_index, write_images
 from tests.system.launch import free_port
 
 SIZES = [(40, 60), (90, 30), (64, 64), (5, 200)]
@@ -62,7 +62,7 @@ def test_resized_as_the_rule_says(index: DatasetIndex, imgsz: int, interpolation
         area = interpolation == "area" and max(size_hw) > imgsz
         method = cv2.INTER_AREA if area else cv2.INTER_LINEAR
         np.testing.assert_array_equal(
-            store.load(i), cv2.resize(picture(i, size_hw), (width, height), None, 0, 0, method)
+            store.load(i), cv2.resize(made_image(i, size_hw), (width, height), None, 0, 0, method)
         )
 
 
@@ -103,7 +103,7 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
     tmp_path: Path, size_hw: tuple[int, int], by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "large.jpg"
-    cv2.imwrite(str(path), cv2.GaussianBlur(picture(0, size_hw), (0, 0), 8), [cv2.IMWRITE_JPEG_QUALITY, 98])
+    cv2.imwrite(str(path), cv2.GaussianBlur(made_image(0, size_hw), (0, 0), 8), [cv2.IMWRITE_JPEG_QUALITY, 98])
     reduced = read_image(path, by)
     assert reduced.shape[:2] == tuple(-(-side // by) for side in size_hw)
     index = make_index([size_hw], paths=[path])

@@ -32,7 +32,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex, Draw
 from tests.data.feed.made_rank import rank
 from tests.data.feed.test_undecodable_images import break_data
-from tests.data.made_index import make_index, picture, write_images
+from tests.data.made_index import made_image, make_index, write_images
 from tests.data.made_run import made_run
 
 TILE, OVERLAP, IMGSZ = 64, 0.25, 64
@@ -67,7 +67,7 @@ def test_pixels_are_those_of_the_window(photos: DatasetIndex, imgsz: int) -> Non
         if tiles.tiles_of_image(tile)[-1] == tile:
             np.testing.assert_array_equal(image, whole.load(number))
         elif imgsz == TILE:
-            np.testing.assert_array_equal(image, picture(number, SIZES[number])[top:bottom, left:right])
+            np.testing.assert_array_equal(image, made_image(number, SIZES[number])[top:bottom, left:right])
     again = pickle.loads(pickle.dumps(store))
     np.testing.assert_array_equal(again.load(3), store.load(3))
 
@@ -208,7 +208,7 @@ def labelled(
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[DatasetIndex, int, float, int]:
-    """Pictures with boxes, some of which reach beyond the border or have no area; tile, overlap and training size."""
+    """Images with boxes, some of which reach beyond the border or have no area; tile, overlap and training size."""
     sizes = draw(st.lists(st.tuples(st.integers(10, 400), st.integers(10, 400)), min_size=1, max_size=3))
     boxes = []
     for height, width in sizes:
