@@ -220,7 +220,7 @@ def test_a_build_that_fails_leaves_nothing(
 
 @needs_shared_memory
 def test_ranks_of_a_node_share_one_cache(index: DatasetIndex) -> None:
-    port, context = free_port(), multiprocessing.get_context("fork")
+    port, context = free_port(), multiprocessing.get_context("spawn")
     results = context.Queue()
     ranks = [context.Process(target=_rank, args=(rank, port, index, results)) for rank in range(2)]
     for process in ranks:
