@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tessera.analysis.charts import loss_names, most_confused
 from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, background_line, explained
 from tessera.analysis.report import advice
 from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
@@ -34,7 +35,6 @@ from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
-from tessera.utils.report.charts import loss_names, most_confused
 from tessera.utils.text import one_line
 from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness

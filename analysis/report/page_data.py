@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.analysis.charts import TIME_PANELS, most_confused, training_series
 from tessera.analysis.error_analysis import ErrorItem
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
@@ -20,7 +21,6 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import CONFIDENCES, Kind
 from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.charts import TIME_PANELS, most_confused, training_series
 from tessera.utils.text import one_line
 from tessera.utils.thresholds import LOWEST_CONF
 from tessera.utils.types import DatasetIndex

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tessera.analysis.charts import plot_validation
 from tessera.analysis.error_analysis import (
     background_line,
     error_gains,
@@ -41,7 +42,6 @@ from tessera.utils.evaluation.average_precision import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.charts import plot_validation
 from tessera.utils.report.console import print_lines, table_header, validation_line
 from tessera.utils.report.observers import Observer, RunResult
 from tessera.utils.report.results_csv import ERRORS, read_results
@@ -115,7 +115,7 @@ def report_validation(
         interval_line(found.metrics, *interval.map),
         speed_line(found.metrics.speed_ms, (1, 3, origin.imgsz, origin.imgsz)),
     )
-    gains = error_gains(found.ranking)
+    gains = error_gains(found.matches)
     if found.metrics.objects:
         print_lines(*error_table(found.errors, gains, found.max_det, is_best=not found.origin))
     if line := background_line(found.errors):

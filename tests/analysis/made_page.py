@@ -82,7 +82,7 @@ def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, se
     metrics, curves = summarize(ranking, len(names))
     metrics = dataclasses.replace(metrics, names=tuple(names))
     errors = errors_of(scenes, len(names), metrics.confidence)
-    gains = error_gains(ranking)
+    gains = error_gains(share(scenes))
     facts = ReportData(
         Evaluation(metrics, curves, ranking, errors, share(scenes)),
         index,

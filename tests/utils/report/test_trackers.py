@@ -58,6 +58,14 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Re
     return fake
 
 
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A small red image."""
+    path = tmp_path / "val_batch0_pred.jpg"
+    cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
+    return path
+
+
 def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
     with closing(Loggers(names, run, CONFIG, resume=resume)) as log:
         log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tessera.commands import train
-from tessera.utils.extensions import EXTENSIONS
 from tests.system.tiny import make_data
 
 
-@pytest.mark.parametrize("noplots", [False, True])
-def test_a_training_is_whole_without_the_report(
-    noplots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lacking", ["tessera.analysis", "tessera.deploy.inference.drawing", ""])
+def test_a_training_is_whole_without_report_or_plots(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(EXTENSIONS, "validation report", "tessera.absent.report")
+    for name in list(sys.modules) if lacking else ():
+        if name.startswith(("tessera.analysis", "tessera.deploy")):
+            monkeypatch.delitem(sys.modules, name)
+    if lacking:
+        monkeypatch.setitem(sys.modules, lacking, None)
     yaml = make_data(tmp_path / "data", train=4, val=2)
     flags = {"imgsz": 64, "workers": 0, "epochs": 1, "batch": 4, "loggers": "none", "device": "cpu"}
-    assert train.run(data=yaml, project=tmp_path, noplots=noplots, **flags) is not None
-    assert caplog.text.count("The run ends without error analysis and report.html") == 1
+    assert train.run(data=yaml, project=tmp_path, noplots=not lacking, noreport=not lacking, **flags) is not None
     run = tmp_path / "exp"
     assert {path.name for path in run.iterdir()} >= {"results.csv", "opt.yaml", "hyp.yaml", "weights"}
     assert sorted(path.name for path in (run / "weights").iterdir()) == ["best.pt", "last.pt"]
-    assert (run / "results.png").exists() != noplots and not (run / "report.html").exists()
+    for part in ("validation report", "plots"):
+        assert (f"lacks the {part}: {lacking}" in caplog.text) == bool(lacking)
+    assert not (run / "results.png").exists() and not (run / "report.html").exists()
