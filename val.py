@@ -143,14 +143,13 @@ def validate(config: ValConfig, world: World) -> Validated:
         if world.is_main:
             if samples:
                 samples.write(run, evaluation.metrics.confidence)
-            background = evaluation.errors.on_background()
             if reports is None:
                 print_lines(table_header(), validation_line(evaluation.metrics), f"Results in {run}")
             else:
                 origin = reports.RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
                 data = reports.report_validation(evaluation, index, spec, run, origin, verbose=config.verbose)
                 reports.report_errors(data)
-                interval = data.interval
+                interval, background = data.interval, data.errors.on_background()
         if label_errors and evidence:
             of_all = label_errors.Evidence.joined(spec.nc, world.gather(evidence.evidence()))
             found_errors = world.run_on_main(

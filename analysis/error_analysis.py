@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.analysis.error_counts import KINDS, Errors
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.average_precision import RECALLS, precision_steps
-from tessera.utils.evaluation.error_counts import KINDS, Errors
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, Matches, pairwise_iou
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called

@@ -12,6 +12,8 @@ EXTENSIONS = {
     "dataset page": "tessera.analysis.report.data_page",  # --check-data --report
     "validation report": "tessera.analysis.report.validation_report",  # error tables, report.html
     "plots": "tessera.analysis.plots",  # without --noplots
+    "trackers": "tessera.analysis.trackers",  # --loggers
+    "profile": "tessera.analysis.profile",  # --profile
     "label errors": "tessera.analysis.label_errors",  # --find-errors
     "search": "tessera.analysis.search",  # --evolve
     "published weights": "tessera.deploy.foreign.published",  # --weights yolov5n, --list-weights

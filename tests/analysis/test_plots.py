@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from tessera.analysis import plots
 from tessera.analysis.plots import Plots, SampleImageCollector, render_targets
+from tessera.analysis.trackers import Loggers, Trackers
 from tessera.deploy.inference.drawing import Annotations, class_colour
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.ranks.world import World
 from tessera.utils.report.observers import Observers
-from tessera.utils.report.trackers import Loggers, Trackers
 from tessera.utils.types import Batch, Detections
 from tests.analysis.made_charts import index
 from tests.utils.evaluation.made_images import accumulate

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import tessera
+from tessera.analysis.trackers import Trackers
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Training
@@ -22,7 +23,6 @@ from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
 from tessera.utils.report.results_csv import RunFiles, read_results
-from tessera.utils.report.trackers import Trackers
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import TINY, Trainer
 
@@ -124,7 +124,7 @@ def test_trackers_get_the_optimizer_that_is_used_and_both_of_two_values_of_one_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MagicMock()
-    monkeypatch.setattr("tessera.utils.report.trackers.Loggers", made)
+    monkeypatch.setattr("tessera.analysis.trackers.Loggers", made)
     with opened(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25)):
         config = made.call_args.args[2]
     assert config["optimizer"] == "AdamW" and config["lr0"] == 0.01

@@ -28,4 +28,5 @@ def test_a_training_is_whole_without_report_or_plots(
     assert sorted(path.name for path in (run / "weights").iterdir()) == ["best.pt", "last.pt"]
     for part in ("validation report", "plots"):
         assert (f"lacks the {part}: {lacking}" in caplog.text) == bool(lacking)
+    assert ("lacks the trackers" in caplog.text) == (lacking == "tessera.analysis")
     assert not (run / "results.png").exists() and not (run / "report.html").exists()
