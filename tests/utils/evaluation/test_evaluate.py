@@ -65,7 +65,7 @@ def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator,
 def assert_same(a: Evaluation, b: Evaluation) -> None:
     assert_same_bits(a.ranking, b.ranking)
     assert_same_bits(a.matches, b.matches)
-    assert len(a.matches.kinds) and len(np.unique(a.matches.kinds)) > 2
+    assert len(np.unique(a.matches.kinds)) > 1
     assert a.metrics.losses == b.metrics.losses and a.ranking.above[:, 0].sum() >= 40
 
 
