@@ -64,19 +64,6 @@ class Ranking:
     correct_above: NDArray[np.int32]
 
 
-class _Detections(NamedTuple):
-    """Detections of classes that have objects: class and image rows (D,), else as in `Matches`."""
-
-    classes: NDArray[np.int32]
-    scores: NDArray[np.float32]
-    images: NDArray[np.int32]
-    correct: NDArray[np.uint16]
-    ignored: NDArray[np.uint16]
-
-    def at(self, rows: slice | NDArray[np.int64]) -> _Detections:
-        return _Detections._make(column[rows] for column in self)
-
-
 def rank(matches: Matches) -> Ranking:
     """Sort the detections of a validation."""
     class_ids = np.unique(matches.target_classes).astype(np.int64)
@@ -84,26 +71,20 @@ def rank(matches: Matches) -> Ranking:
     target_rows = np.searchsorted(class_ids, matches.target_classes)
     targets = np.argsort(target_rows, kind="stable")
     rows = np.arange(len(matches.images), dtype=np.int32)
-    every = _Detections(
-        np.searchsorted(class_ids, matches.classes).astype(np.int32),
-        matches.scores,
-        rows.repeat(matches.detection_counts),
-        matches.correct,
-        matches.ignored,
-    )
-    found = every.at(np.flatnonzero(np.isin(matches.classes, class_ids)))
-    reached = np.searchsorted(CONFIDENCES, found.scores.astype(np.float64), side="right")
-    steps = found.classes.astype(np.int64) * STEPS + reached
+    found = np.flatnonzero(np.isin(matches.classes, class_ids))
+    classes = np.searchsorted(class_ids, matches.classes[found]).astype(np.int32)
+    images = rows.repeat(matches.detection_counts)[found]
+    order = np.lexsort((images, -matches.scores[found], classes))
+    found, classes, images = found[order], classes[order], images[order]
+    right, ignored = matches.correct[found], matches.ignored[found]
+    reached = np.searchsorted(CONFIDENCES, matches.scores[found].astype(np.float64), side="right")
+    steps = classes.astype(np.int64) * STEPS + reached
     # By class and step, (C, STEPS); then those that reach each of CONFIDENCES, (C, 1000).
     by_step = (
         np.bincount(steps[counts], minlength=len(class_ids) * STEPS).reshape(-1, STEPS)
-        for counts in (found.ignored & 1 == 0, found.correct & 1 == 1)
+        for counts in (ignored & 1 == 0, right & 1 == 1)
     )
     above, correct_above = (counts[:, :0:-1].cumsum(1, dtype=np.int32)[:, ::-1] for counts in by_step)
-    del every, reached, steps
-
-    order = np.lexsort((found.images, -found.scores, found.classes))
-    classes, _, images, right, ignored = found.at(order)
     is_hit: NDArray[np.bool_] = right > 0
     hit_at = np.flatnonzero(is_hit)
     hit_offsets = np.searchsorted(classes[hit_at], bounds)
