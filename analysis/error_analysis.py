@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.analysis.error_counts import KINDS, Errors
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.evaluation.average_precision import RECALLS, Ranking, precision_steps
-from tessera.utils.evaluation.error_counts import KINDS, Errors
-from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, pairwise_iou
+from tessera.utils.evaluation.average_precision import RECALLS, precision_steps
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, Matches, pairwise_iou
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
 from tessera.utils.text import harmless_cell, plural, strict_json
@@ -46,20 +46,34 @@ EXPLAINED = {
 Box = tuple[float, float, float, float]
 
 
-def error_gains(ranking: Ranking) -> dict[Kind, float]:
+def error_gains(matches: Matches) -> dict[Kind, float]:
     """Return the mAP50 gained without the errors of each of `ERROR_KINDS`; 0 without objects."""
-    objects = np.diff(ranking.target_offsets)
+    class_ids, target_rows = np.unique(matches.target_classes, return_inverse=True)
+    found = np.flatnonzero(np.isin(matches.classes, class_ids))
+    correct, near_misses = matches.object_matches()
+    missed = np.flatnonzero((correct < 0) & (near_misses >= 0))
+    # A near miss is listed a second time, in the class of its object.
+    rows = np.concatenate((found, near_misses[missed]))
+    classes = np.concatenate((np.searchsorted(class_ids, matches.classes[found]), target_rows[missed]))
+    images = np.arange(len(matches.images)).repeat(matches.detection_counts)[rows]
+    order = np.lexsort((images, -matches.scores[rows], classes))
+    kinds, is_near_miss = matches.kinds[rows[order]], order >= len(found)
+    starts = np.searchsorted(classes[order], np.arange(len(class_ids) + 1))
     gains = np.zeros(len(ERROR_KINDS))
-    for c, count in enumerate(objects.tolist()):
-        rows = slice(ranking.candidate_offsets[c], ranking.candidate_offsets[c + 1])
-        gains += _class_gains(ranking.candidates[rows], ranking.false_positives_above[rows], count)
-    return dict(zip(ERROR_KINDS, (gains / max(len(objects), 1)).tolist(), strict=True))
+    for objects, start, end in zip(np.bincount(target_rows).tolist(), starts[:-1], starts[1:], strict=True):
+        gains += _class_gains(kinds[start:end], is_near_miss[start:end], objects)
+    return dict(zip(ERROR_KINDS, (gains / max(len(class_ids), 1)).tolist(), strict=True))
 
 
-def _class_gains(
-    candidates: NDArray[np.uint8], false_positives_above: NDArray[np.int32], objects: int
-) -> NDArray[np.float64]:
-    """Return the AP50 that a class gains without each kind of error; arguments as in `Ranking`, (E,) and (E, 5)."""
+def _class_gains(kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], objects: int) -> NDArray[np.float64]:
+    """Return the AP50 that a class gains without each kind of error.
+
+    Takes the kinds of the detections of the class and of its near misses (D,), as ranked. A candidate is a true
+    positive, or a near miss.
+    """
+    at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
+    false = [np.cumsum((kinds == kind) & ~is_near_miss)[at] for kind in FALSE_KINDS]
+    candidates, false_positives_above = kinds[at], np.stack(false, 1)
 
     def ap(fixed: Kind, removed: Sequence[Kind | None], counts: Sequence[int]) -> list[float]:
         """Return one AP per removed kind and object count, with candidates of kind `fixed` as true positives."""

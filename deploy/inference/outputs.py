@@ -25,16 +25,16 @@ import numpy as np
 from tessera.data.labels import auto_labels
 from tessera.data.labels.classes import match_classes
 from tessera.data.source.dataset_yaml import load_label_names
+from tessera.deploy.inference.drawing import Style
+from tessera.deploy.inference.result_files import MOST_BYTES, name_key, output_path, save_txt, unique_name
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.video_writer import NoCodecError, VideoWriter, unwritable
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.result_files import MOST_BYTES, name_key, output_path, save_txt, unique_name
 from tessera.utils.files import open_plain, sha256, short_name, write_whole
 from tessera.utils.flags.program import program_version
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.image_grid import Style
 from tessera.utils.text import escape_control, first_of, harmless_cell, strict_json
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tessera.data.labels import auto_labels
 from tessera.deploy.inference import outputs as outputs_module
+from tessera.deploy.inference.drawing import Style
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
     AutoLabelFiles,
@@ -32,13 +33,12 @@ from tessera.deploy.inference.outputs import (
     class_folders,
     label_classes,
 )
+from tessera.deploy.inference.result_files import name_key
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, Media, SourceEvent
 from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.result_files import name_key
 from tessera.utils.files import sha256
-from tessera.utils.report.image_grid import Style
 from tests.deploy.exporting.made import picture
 from tests.deploy.inference.sources.made_sources import barcode, events, frames, items, number_of
 
