@@ -91,7 +91,7 @@ def decoded_size(path: str, length: int) -> Size:
     if length in (0, -1):
         raise UnusableImage("the file is empty" if length == 0 else "no such file")
     try:
-        header = read_file_header(path, length)
+        header = read_file_header(path)
         require_decodable_size(header, length)
         height, width = header.size_hw if header and header.is_decoded_size else read_image(Path(path)).shape[:2]
     except ConfigError:  # concerns the whole run
@@ -144,7 +144,7 @@ def read_raw_pixels(path: Path, reduction: int = 1) -> NDArray[Any]:
 
 def decode_raw_pixels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
     """Decode as `read_raw_pixels`, from the content of a file, uint8 (n,); `name` is for messages."""
-    header = read_header(encoded.data)
+    header = read_header(BytesIO(encoded.data))
     try:
         require_decodable_size(header, len(encoded))
     except ValueError as error:

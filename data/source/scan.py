@@ -190,7 +190,7 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         return parsed
     boxes = np.array(read(size_hw=(UNBOUNDED, UNBOUNDED)).boxes).reshape(-1, 4)
     reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * UNBOUNDED).max(0, initial=0)[::-1]
-    header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
+    header = read_file_header(listing.images[index])
     is_usable, what = check_stated_size(
         parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5
     )

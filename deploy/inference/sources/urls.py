@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
-from tessera.data.source.image_header import KIND_BYTES, is_image, is_video
-from tessera.deploy.inference.sources.source_arguments import IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES
+from tessera.data.source.image_header import KIND_BYTES
+from tessera.deploy.inference.sources.source_arguments import IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES, is_image, is_video
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
