@@ -15,11 +15,11 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from tessera.data.source.dataset_root import list_base_dir, read_path_list
+from tessera.data.source.download import redacted
 from tessera.data.source.image_header import KIND_BYTES
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_file_kind, suffix_of, user_path
-from tessera.utils.http_client import redacted
 from tessera.utils.text import one_line, shown
 
 VIDEO_SUFFIXES = frozenset(
@@ -126,7 +126,7 @@ def _of_text(text: str) -> list[Origin]:
         if scheme in _STREAM_SCHEMES:
             return [Origin("stream", text)]
         raise UserError(
-            f"--source {one_line(redacted(text), 100)}: found a URL that starts with {scheme}://, "
+            f"--source {redacted(text)}: found a URL that starts with {scheme}://, "
             f"expected http, https, {', '.join(sorted(_STREAM_SCHEMES))}, or the path of a file."
         )
     return []

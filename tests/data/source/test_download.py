@@ -21,10 +21,8 @@ import numpy as np
 import pytest
 
 from tessera.data.source import download
-from tessera.data.source.download import fetch, locked, unpack
-from tessera.utils import http_client
+from tessera.data.source.download import NetworkLimits, fetch, locked, unpack
 from tessera.utils.errors import UserError
-from tessera.utils.http_client import NetworkLimits
 from tests.at_once import at_once
 from tests.file_server import FileServer
 
@@ -33,12 +31,12 @@ BODY = np.random.default_rng(0).bytes(300_000)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=5.0))
+    monkeypatch.setattr(download, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=5.0))
 
 
 @pytest.fixture
 def one_try(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", replace(http_client.LIMITS, attempts=1))
+    monkeypatch.setattr(download, "LIMITS", replace(download.LIMITS, attempts=1))
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ def test_changed_file_is_not_joined(
     server.etag = '"one"' if etag else ""
     server.break_after = [100_000]
     with monkeypatch.context() as one_try, pytest.raises(UserError):
-        one_try.setattr(http_client, "LIMITS", replace(http_client.LIMITS, attempts=1))
+        one_try.setattr(download, "LIMITS", replace(download.LIMITS, attempts=1))
         fetch(server.url, tmp_path / "data.zip")
     server.etag, server.body = etag, body
     assert fetch(server.url, tmp_path / "data.zip").read_bytes() == server.body

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.download import fetch
-from tessera.utils import http_client
+from tessera.data.source import download
+from tessera.data.source.download import NetworkLimits, fetch
 from tessera.utils.errors import UserError
-from tessera.utils.http_client import NetworkLimits
 from tests.raw_server import raw_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -18,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(2, 0.01, 0.5))
+    monkeypatch.setattr(download, "LIMITS", NetworkLimits(2, 0.01, 0.5))
 
 
 def test_a_silent_server_times_out(tmp_path: Path) -> None:
