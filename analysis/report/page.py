@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, background_line, explained
+from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, ImageLabels, background_line, explained
 from tessera.analysis.report import advice
 from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
 from tessera.analysis.report.page_data import (
@@ -30,7 +30,6 @@ from tessera.analysis.report.page_data import (
     threshold_curves,
     training_charts,
 )
-from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.error_analysis import ErrorItem
-from tessera.data.source.scan import ImageLabels
+from tessera.analysis.error_analysis import ErrorItem, ImageLabels
 from tessera.utils.config import TrainConfig
 from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.error_counts import KINDS

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.data.labels import auto_labels
 from tessera.data.labels.classes import match_classes
 from tessera.data.source.dataset_yaml import load_label_names
+from tessera.deploy.inference import auto_labels
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.video_writer import NoCodecError, VideoWriter, unwritable

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.labels import auto_labels
+from tessera.deploy.inference import auto_labels
 from tessera.deploy.inference import outputs as outputs_module
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
