@@ -7,10 +7,12 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.process import BaseProcess
@@ -37,12 +39,22 @@ def reserve_workers(workers: int, batch_bytes: int, world: World, memory: ShmBud
     """Return the number of workers for this rank, and reserve shared memory for them. All ranks call this together.
 
     It is the requested number, limited by the rank's processors and shared memory; 0 in a process that may not start
-    others. `batch_bytes` is the size of the largest batch of a rank.
+    others, or if processes cannot share memory. `batch_bytes` is the size of the largest batch of a rank.
     """
     workers = min(workers, world.cpus)
     if workers and multiprocessing.current_process().daemon:
         _warn_of_pool()
         workers = 0
+    for needed, path, attempt, remedy in (
+        ("sockets", tempfile.gettempdir(), _bind_socket, "Set TMPDIR to a writable folder with a short path"),
+        ("locks", memory.folder, multiprocessing.Lock, f"Mount a file system in memory there ({_SHARED_MEMORY_FLAGS})"),
+    ):
+        if workers and (failure := _error_of(attempt)):
+            log.warning(
+                f"{path}: {failure}: without {needed} there are no loader workers, and each rank loads its own "
+                f"batches, which is slow. {remedy}."
+            )
+            workers = 0
     open_files_left(workers * _FILES)  # raises the limit if it is too low
     # Each worker holds its prefetched batches; the rank holds up to two more.
     batches = memory.available_per_rank // max(batch_bytes, 1)
@@ -54,6 +66,21 @@ def reserve_workers(workers: int, batch_bytes: int, world: World, memory: ShmBud
         )
     memory.reserve_for_ranks((PREFETCH * affordable + 2) * batch_bytes if affordable and memory.exists else 0)
     return affordable
+
+
+def _error_of(attempt: Callable[[], object]) -> str:
+    """Return the system's error for an attempt, such as "Read-only file system"; "" if it succeeds."""
+    try:
+        attempt()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _bind_socket() -> None:
+    """Open a socket like that which a worker sends its batches through."""
+    with tempfile.TemporaryDirectory(prefix="pymp-") as folder, socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(f"{folder}/listener-{'x' * 8}")  # the name pattern of multiprocessing
 
 
 @cache

@@ -47,11 +47,13 @@ class Row(NamedTuple):
 
 
 def section(title: str) -> list[Row]:
-    """The rows of a section's table, and what its sentences list."""
+    """The rows of a section's table, its lines of code, which work, and what its sentences list."""
     text = (ROOT / "docs" / "migrating.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
     table = [line for line in text.splitlines() if line.startswith("| `")]
     rows = [Row(*row) for row in re.findall(r"^\| `(.+)` \| (works|differs|refused) \| (.*) \|$", text, re.MULTILINE)]
     assert len(rows) == len(table), title
+    for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        rows += [Row(typed, "works", "") for typed in block.splitlines()]
     for paragraph in text.replace("\n\n", "\0").replace("\n", " ").split("\0"):
         for beginning, (verdict, note) in LISTS.items():
             if paragraph.strip().startswith(beginning):

@@ -256,7 +256,8 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     groups, scheduled = saved["param_groups"], {"betas", "momentum"}  # torch compares only the number of parameters
     try:
-        if any(scheduled & dict(group).keys() != scheduled & own[0].keys() for group in groups):
+        pairs = zip(groups, own, strict=True)
+        if any(scheduled & dict(group).keys() != scheduled & mine.keys() for group, mine in pairs):
             raise ValueError("it is of another kind of optimizer")
         if "fused" in own[0]:  # torch places the step counters as the group of the file says
             groups = [{**group, "fused": own[0]["fused"]} for group in groups]

@@ -228,7 +228,7 @@ class Schedule:
             group["lr"] = rates[group["kind"]] * group["lr_scale"]
             if "betas" in group:
                 group["betas"] = (momentum, *group["betas"][1:])
-            elif "momentum" in group:
+            if "momentum" in group:
                 group["momentum"] = momentum
 
     def _warm(self, iteration: int, start: float, end: float) -> float:

@@ -23,6 +23,7 @@ from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.evaluate import DetectionCollector, Evaluation
 from tessera.utils.ranks.world import World
+from tessera.utils.text import shown
 from tessera.utils.types import Batch, Metrics
 from tessera.utils.user_parts import load_part
 
@@ -148,13 +149,15 @@ def own_observers(names: Sequence[str]) -> list[Observer]:
     """Return the observers of `--callbacks`.
 
     Raises:
-        ConfigError: no such class, or it makes something else.
+        ConfigError: no such class, or one that is no observer.
     """
-    observers = [load_part(name, "--callbacks")() for name in names]
-    for name, observer in zip(names, observers, strict=True):
-        if not isinstance(observer, Observer):
+    observers = []
+    for name in names:
+        part = load_part(name, "--callbacks")
+        if not (isinstance(part, type) and issubclass(part, Observer)):
             raise ConfigError(
-                f"--callbacks {name}: made {type(observer).__name__}, expected an Observer of "
-                "tessera.utils.report.observers. Derive the class from it."
+                f"--callbacks {name}: found {shown(str(part))}, expected a class derived from Observer of "
+                "tessera.utils.report.observers."
             )
+        observers.append(part())
     return observers

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -169,11 +170,38 @@ def test_workers_are_capped_by_shared_memory(
     assert ("--shm-size" in caplog.text) == (workers < 8)
 
 
-def test_a_worker_of_a_pool_starts_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
-    for _ in range(2):
-        assert reserve_workers(8, 1000, rank(0, 2), ShmBudget(rank(0, 2))) == 0
-    assert caplog.text.count("may not start processes: batches are loaded in the process itself (workers=0)") == 1
+def long_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (long := folder / ("long " * 20)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+
+def read_only(*_: object) -> None:
+    raise OSError(30, "Read-only file system")
+
+
+@pytest.mark.parametrize(
+    ("limit", "warning"),
+    [
+        (long_folder, "AF_UNIX path too long: without sockets there are no loader workers"),
+        (
+            lambda patch, _: patch.setattr(multiprocessing, "Lock", read_only),
+            "/dev/shm: Read-only file system: without locks there are no loader workers",
+        ),
+        (
+            lambda patch, _: patch.setitem(multiprocessing.current_process()._config, "daemon", True),
+            "may not start processes: batches are loaded in the process itself (workers=0)",
+        ),
+    ],
+    ids=["sockets", "locks", "a worker of multiprocessing.Pool"],
+)
+def test_without_workers_a_rank_loads_its_own_batches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: Any, warning: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
+    limit(monkeypatch, tmp_path)
+    world = rank(0, 2)
+    assert reserve_workers(8, 1000, world, ShmBudget(world)) == 0
+    assert caplog.text.count(warning) == 1 and not list(tmp_path.rglob("pymp*"))
 
 
 class Hanging(Drawing):

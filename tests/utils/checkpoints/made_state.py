@@ -58,11 +58,29 @@ class Net(nn.Module):
         return self.model(x)
 
 
+class Mixed(torch.optim.Optimizer):
+    """An optimizer of the user's own whose groups are of two kinds: momentum for weights, signs for the rest."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta = group["momentum"] if "momentum" in group else group["betas"][0]
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 1 - beta)
+                p.sub_(mean if "momentum" in group else mean.sign(), alpha=0.01)
+
+
 def make_state(seed: int = 0, optimizer: str = "SGD", **net: int) -> TrainState[Any]:
     torch.manual_seed(seed)
     model = Net(**net)
     built: torch.optim.Optimizer
-    if optimizer == "SGD":
+    if optimizer == "mixed":
+        kinds: list[dict[str, Any]] = [{"momentum": 0.9}, {"betas": (0.9, 0.99)}]
+        built = Mixed([{"params": [p], **kinds[p.ndim == 1]} for p in model.parameters()])
+    elif optimizer == "SGD":
         built = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
     else:
         built = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], 0.01)

@@ -183,7 +183,7 @@ def test_flags_of_another_version_are_named_with_their_file(flag: str, value: An
 # Training state
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "mixed"])
 def test_resuming_is_exact(tmp_path: Path, optimizer: str) -> None:
     straight = make_state(optimizer=optimizer)
     train(straight, 4)
