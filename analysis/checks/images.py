@@ -122,7 +122,7 @@ def _decode(path: str, rule: PixelRule | None) -> Fingerprint | str:
     try:
         with open_plain(path) as file:
             raw = file.read()
-        levels = decode_raw_pixels(np.frombuffer(raw, np.uint8), path)
+        levels = decode_raw_pixels(raw, path)
     except UserError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:

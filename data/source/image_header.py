@@ -106,7 +106,7 @@ def read_header(file: IO[bytes]) -> Header | None:
         case BmpImageFile():
             return Header(size_hw, int.from_bytes(head[2:6], "little") <= length and head[14] >= 40)
         case WebPImageFile():
-            return Header(size_hw, "exif" not in image.info and not image.is_animated)
+            return Header(size_hw, "exif" not in image.info and not getattr(image, "is_animated", False))
     return Header(size_hw)
 
 

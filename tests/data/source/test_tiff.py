@@ -32,7 +32,7 @@ def levels(dtype: str, bands: int = 0, height: int = 24, width: int = 31) -> np.
 
 
 def decoded(encoded: bytes) -> np.ndarray:
-    return decode_raw_pixels(np.frombuffer(encoded, np.uint8), "a.tif")
+    return decode_raw_pixels(encoded, "a.tif")
 
 
 def as_colours(image: np.ndarray) -> np.ndarray:
