@@ -49,7 +49,7 @@ MAX_LINES_OF_STORY, MAX_BRANCHES, MAX_LOCALS = 90, 12, 35  # of train()
 # What there is: the program grows only where these are raised, and a commit that makes it smaller lowers them.
 MAX_CORE, MAX_UTILS = Size(134, 25_400), Size(79, 14_200)
 MAX_ONE_IMPORTER = 36  # modules
-MAX_PYTHON, MAX_TESTS = 37_500, 40_500  # lines outside tests, and of tests
+MAX_PYTHON, MAX_TESTS = 37_500, 40_550  # lines outside tests, and of tests
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.BoolOp)
 
 
