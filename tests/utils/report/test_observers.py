@@ -219,5 +219,5 @@ def test_other_ranks_have_the_observers_of_every_rank_alone(tmp_path: Path) -> N
 def test_own_observers_are_classes_of_a_module() -> None:
     (made,) = own_observers(["tests.utils.report.test_observers:Noted"])
     assert type(made).__name__ == "Noted"
-    with pytest.raises(ConfigError, match=r"--callbacks builtins:dict: found .* expected a class derived from Observer"):
+    with pytest.raises(ConfigError, match=r"builtins:dict: found .* expected a class derived from Observer"):
         own_observers(["builtins:dict"])
