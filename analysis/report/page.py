@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tessera.analysis.charts import loss_names, most_confused
-from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, background_line, explained
+from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, ImageLabels, background_line, explained
 from tessera.analysis.error_counts import Errors
 from tessera.analysis.report import advice
 from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
@@ -32,7 +32,6 @@ from tessera.analysis.report.page_data import (
     threshold_curves,
     training_charts,
 )
-from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
 from tessera.utils.text import one_line

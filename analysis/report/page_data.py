@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.analysis.charts import TIME_PANELS, most_confused, training_series
-from tessera.analysis.error_analysis import ErrorItem
+from tessera.analysis.error_analysis import ErrorItem, ImageLabels
 from tessera.analysis.error_counts import KINDS, Errors
-from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
 from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.evaluate import Evaluation

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.analysis.charts import plot_validation
 from tessera.analysis.error_analysis import (
+    ImageLabels,
     background_line,
     error_gains,
     error_items,
     error_table,
+    locate_labels,
     write_errors,
     write_images,
 )
@@ -36,7 +38,6 @@ from tessera.analysis.report.advice import interval_line, speed_line
 from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
 from tessera.analysis.report.page import NAME, chosen, page, place_of
 from tessera.analysis.report.page_data import ReportData, RunInfo
-from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.engine.state import Training
 from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.average_precision import bootstrap_interval
