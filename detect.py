@@ -35,6 +35,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tessera.deploy.inference.detector import Detector, detect_ahead, prefetch
+from tessera.deploy.inference.drawing import Style
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
     AutoLabelFiles,
@@ -47,6 +48,7 @@ from tessera.deploy.inference.outputs import (
     OutputPaths,
     label_classes,
 )
+from tessera.deploy.inference.result_files import CROPS, LABELS
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.sources.source_arguments import Origin
@@ -61,7 +63,6 @@ from tessera.utils.checkpoints.run_directory import (
 )
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.network import is_exported
-from tessera.utils.evaluation.result_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.failures import run_command
@@ -69,7 +70,6 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import plain_folder, print_lines, setup_logging
-from tessera.utils.report.image_grid import Style
 from tessera.utils.text import first_of, plural
 
 log = logging.getLogger(__name__)

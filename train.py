@@ -49,9 +49,7 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import EpochBar, setup_logging
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
-from tessera.utils.report.plots import Plots
 from tessera.utils.report.results_csv import RunFiles
-from tessera.utils.report.trackers import Trackers, import_tracker
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
 from tessera.utils.training.data import open_loaders, reweight
@@ -161,16 +159,21 @@ def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> li
     Raises:
         ConfigError: a tracker or a part of the user's own cannot be used; on every rank.
     """
-    world.run_on_main(lambda: all(map(import_tracker, flags.logger_names)))  # modules cannot be sent
+    trackers = analysis_observer("trackers", "Trackers", world)
+    world.run_on_main(lambda: [tracker.require(flags.logger_names) for tracker in trackers])
     # The report first: trackers take its charts, and it closes last, which marks the run as evaluated.
-    first = [] if trial is None else [trial]
-    if world.is_main and trial is None:
-        try:
-            first = [extension("validation report").TrainingReport()]
-        except UserError as error:
-            log.warning(f"{error} The run ends without error analysis and report.html.")
-    plots = [] if flags.noplots else [Plots()]
-    return [*first, DivergenceGuard(), RunFiles(), *plots, Trackers(), *own_observers(flags.callbacks)]
+    first = [trial] if trial else analysis_observer("validation report", "TrainingReport", world)
+    plots = [] if flags.noplots else analysis_observer("plots", "Plots", world)
+    return [*first, DivergenceGuard(), RunFiles(), *plots, *trackers, *own_observers(flags.callbacks)]
+
+
+def analysis_observer(part: str, name: str, world: World) -> list[Any]:
+    """Return the observer of an extension on rank 0; none, with a warning, where this installation lacks it."""
+    try:
+        return [getattr(extension(part), name)()] if world.is_main else []
+    except UserError as error:
+        log.warning(f"{error} The training runs without.")
+        return []
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -35,7 +35,6 @@ from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.evaluate import DetectionCollector, Settings, evaluate_split
 from tessera.utils.evaluation.evaluation_data import check_pixels, evaluation_imgsz, model_classes, read_dataset
 from tessera.utils.evaluation.network import DEFAULT_IOU, open_model
-from tessera.utils.evaluation.result_files import label_file_writer, results_ids, save_coco_results
 from tessera.utils.extensions import extension
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
@@ -50,7 +49,6 @@ from tessera.utils.report.console import (
     table_header,
     validation_line,
 )
-from tessera.utils.report.image_grid import SHOWN, SampleImageCollector
 from tessera.utils.thresholds import DEFAULT_CONF, Threshold
 from tessera.utils.types import Metrics
 
@@ -113,16 +111,18 @@ def validate(config: ValConfig, world: World) -> Validated:
     log.info(model.describe(imgsz))
     tiled = extension("tiles").image_detector(model, imgsz, config.tile, config.overlap) if config.tile else model
     label_errors = extension("label errors") if config.find_errors else None
-    reports = opened_reports() if world.is_main else None
+    result_files: Any = extension("result files") if config.save_txt or config.save_json else None
+    reports = optional("validation report") if world.is_main else None
+    plots = optional("plots") if world.is_main else None
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
-        samples = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
+        samples = plots and plots.SampleImageCollector(index, world.size)
         evidence = label_errors.EvidenceCollector(index, class_of) if label_errors else None
-        collectors: list[DetectionCollector] = [samples.add, *([evidence.add] if evidence else [])]
+        collectors: list[DetectionCollector] = [one.add for one in (samples, evidence) if one is not None]
         if config.save_txt:
-            collectors.append(label_file_writer(run / "labels", index, config.save_conf))
+            collectors.append(result_files.label_file_writer(run / "labels", index, config.save_conf))
 
         evaluation = evaluate_split(
             tiled,
@@ -136,18 +136,20 @@ def validate(config: ValConfig, world: World) -> Validated:
         )
         if config.save_json:
             target = run / "predictions.json"
-            world.run_on_main(lambda: save_coco_results(target, evaluation.matches, results_ids(index)))
+            world.run_on_main(
+                lambda: result_files.save_coco_results(target, evaluation.matches, result_files.results_ids(index))
+            )
         interval = background = found_errors = None
         if world.is_main:
-            samples.write(run, evaluation.metrics.confidence)
-            background = evaluation.errors.on_background()
+            if samples:
+                samples.write(run, evaluation.metrics.confidence)
             if reports is None:
                 print_lines(table_header(), validation_line(evaluation.metrics), f"Results in {run}")
             else:
                 origin = reports.RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
                 data = reports.report_validation(evaluation, index, spec, run, origin, verbose=config.verbose)
                 reports.report_errors(data)
-                interval = data.interval
+                interval, background = data.interval, data.errors.on_background()
         if label_errors and evidence:
             of_all = label_errors.Evidence.joined(spec.nc, world.gather(evidence.evidence()))
             found_errors = world.run_on_main(
@@ -162,12 +164,12 @@ def validate(config: ValConfig, world: World) -> Validated:
         )
 
 
-def opened_reports() -> Any:
-    """Return the reports of a validation; None, with a warning, where this installation lacks them."""
+def optional(part: str) -> Any:
+    """Return an extension; None, with a warning, where this installation lacks it."""
     try:
-        return extension("validation report")
+        return extension(part)
     except UserError as error:
-        log.warning(f"{error} The metrics are printed without a report.")
+        log.warning(f"{error} The validation runs without.")
         return None
 
 

@@ -15,22 +15,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.scan import ImageLabels
-from tessera.utils.evaluation.average_precision import RECALLS, Ranking, precision_steps
-from tessera.utils.evaluation.error_counts import KINDS, Errors
-from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, pairwise_iou
+from tessera.analysis.error_counts import KINDS, Errors
+from tessera.data.source.scan import ClassNames, read_objects, to_corners
+from tessera.data.source.split_files import Listing, list_images
+from tessera.utils.evaluation.average_precision import RECALLS, precision_steps
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, Matches, pairwise_iou
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
 from tessera.utils.text import harmless_cell, plural, strict_json
 from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF
-from tessera.utils.types import DatasetIndex
+from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
 
 ERROR_KINDS = (*FALSE_KINDS, Kind.MISSED)
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
@@ -46,20 +49,34 @@ EXPLAINED = {
 Box = tuple[float, float, float, float]
 
 
-def error_gains(ranking: Ranking) -> dict[Kind, float]:
+def error_gains(matches: Matches) -> dict[Kind, float]:
     """Return the mAP50 gained without the errors of each of `ERROR_KINDS`; 0 without objects."""
-    objects = np.diff(ranking.target_offsets)
+    class_ids, target_rows = np.unique(matches.target_classes, return_inverse=True)
+    found = np.flatnonzero(np.isin(matches.classes, class_ids))
+    correct, near_misses = matches.object_matches()
+    missed = np.flatnonzero((correct < 0) & (near_misses >= 0))
+    # A near miss is listed a second time, in the class of its object.
+    rows = np.concatenate((found, near_misses[missed]))
+    classes = np.concatenate((np.searchsorted(class_ids, matches.classes[found]), target_rows[missed]))
+    images = np.arange(len(matches.images)).repeat(matches.detection_counts)[rows]
+    order = np.lexsort((images, -matches.scores[rows], classes))
+    kinds, is_near_miss = matches.kinds[rows[order]], order >= len(found)
+    starts = np.searchsorted(classes[order], np.arange(len(class_ids) + 1))
     gains = np.zeros(len(ERROR_KINDS))
-    for c, count in enumerate(objects.tolist()):
-        rows = slice(ranking.candidate_offsets[c], ranking.candidate_offsets[c + 1])
-        gains += _class_gains(ranking.candidates[rows], ranking.false_positives_above[rows], count)
-    return dict(zip(ERROR_KINDS, (gains / max(len(objects), 1)).tolist(), strict=True))
+    for objects, start, end in zip(np.bincount(target_rows).tolist(), starts[:-1], starts[1:], strict=True):
+        gains += _class_gains(kinds[start:end], is_near_miss[start:end], objects)
+    return dict(zip(ERROR_KINDS, (gains / max(len(class_ids), 1)).tolist(), strict=True))
 
 
-def _class_gains(
-    candidates: NDArray[np.uint8], false_positives_above: NDArray[np.int32], objects: int
-) -> NDArray[np.float64]:
-    """Return the AP50 that a class gains without each kind of error; arguments as in `Ranking`, (E,) and (E, 5)."""
+def _class_gains(kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], objects: int) -> NDArray[np.float64]:
+    """Return the AP50 that a class gains without each kind of error.
+
+    Takes the kinds of the detections of the class and of its near misses (D,), as ranked. A candidate is a true
+    positive, or a near miss.
+    """
+    at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
+    false = [np.cumsum((kinds == kind) & ~is_near_miss)[at] for kind in FALSE_KINDS]
+    candidates, false_positives_above = kinds[at], np.stack(false, 1)
 
     def ap(fixed: Kind, removed: Sequence[Kind | None], counts: Sequence[int]) -> list[float]:
         """Return one AP per removed kind and object count, with candidates of kind `fixed` as true positives."""
@@ -203,3 +220,51 @@ def background_line(errors: Errors) -> str:
         f"Images without objects: {plural(false, 'false positive')} at confidence {errors.confidence:.3f}, in "
         f"{alarmed:,} of {plural(images, 'image')}."
     )
+
+
+class ImageLabels(NamedTuple):
+    """Location of the labels of an image."""
+
+    file: str  # text, XML or JSON file, which may not exist
+    lines: Sequence[int] = ()  # line of each object; () for a COCO file, or if the file has changed
+    ids: Sequence[CocoId | None] = ()  # annotation id of each object in a COCO file
+
+    def place(self, row: int) -> tuple[int | None, CocoId | None]:
+        """Return line and annotation id of an object; None if unknown."""
+        line = self.lines[row] if 0 <= row < len(self.lines) else None
+        return line, self.ids[row] if 0 <= row < len(self.ids) else None
+
+
+def locate_labels(
+    spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
+) -> dict[int, ImageLabels]:
+    """Read the labels of these images of the index again; deleted images are omitted."""
+    listing, names = list_images(spec, index.split), ClassNames.of(spec, single_cls)
+    found = {}
+    for image in images:
+        path = str(index.path(image))
+        place = bisect_left(listing.images, path)
+        if place < len(listing.images) and listing.images[place] == path:
+            found[image] = _labels_of(listing, place, names, index, image)
+    return found
+
+
+def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIndex, image: int) -> ImageLabels:
+    """Return the labels of image `image` of the index, which is image `place` of the listing."""
+    height, width = index.sizes_hw[image].tolist()
+    parsed = read_objects(listing, place, (height, width), names)
+    classes, boxes_xyxy = index.labels(image)
+    boxes = to_corners(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
+    is_same = len(boxes) == len(classes) and np.array_equal(boxes, boxes_xyxy)
+    lines = parsed.lines if is_same else ()
+    if place not in listing.coco:
+        return ImageLabels(listing.labels[place], lines)
+    file, coco_image, _ = listing.coco[place]
+    records = dict(coco_image.annotations)
+    return ImageLabels(str(file), ids=[_id(records[number]) for number in lines])
+
+
+def _id(record: dict[str, Any]) -> CocoId | None:
+    """Return an annotation's id, which may be missing."""
+    own = record.get("id")
+    return own if isinstance(own, (int, str)) and not isinstance(own, bool) else None

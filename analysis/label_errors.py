@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.error_analysis import Box
-from tessera.data.source.scan import ImageLabels
+from tessera.analysis.error_analysis import Box, ImageLabels
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, Kind, Matches, match_image, pairwise_iou, to_host
 from tessera.utils.files import atomic_write
 from tessera.utils.text import plural, strict_json

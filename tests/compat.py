@@ -22,7 +22,7 @@ from tests.system.launch import PART_FAILED, ROOT, Outcome, run_command
 EXTRAS = ("export", "safetensors")
 # Extras whose lowest versions go together, and the tests of what they are for. The extra litert needs a newer torch.
 JOBS = {
-    ("wandb", "mlflow"): ("tests/utils/report/test_trackers.py",),
+    ("wandb", "mlflow"): ("tests/analysis/test_trackers.py",),
     # torch 2.6 itself starts a process when it is imported.
     ("track",): ("tests/deploy/inference/test_tracking.py", "-k", "not importing_the_packages"),
     ("albumentations",): ("tests/data/augment/test_colours.py",),

@@ -30,7 +30,7 @@ OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 OWN_WEIGHTS = "tessera-n"  # that come with the program
 AUTO = "auto"  # value of --weights, of --resume, and of class_weights
-LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")  # keys of TRACKERS in report/trackers.py
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")  # keys of TRACKERS in analysis/trackers.py
 _FORMER_LOGGERS = ("clearml", "comet")  # up to 0.1; both read TensorBoard's files
 OWN_PARTS = ("head", "transforms", "optimizer", "callbacks")  # flags that may name parts of the user's own
 

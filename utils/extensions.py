@@ -11,13 +11,18 @@ EXTENSIONS = {
     "dataset checks": "tessera.analysis.checks.run_checks",  # --check-data
     "dataset page": "tessera.analysis.report.data_page",  # --check-data --report
     "validation report": "tessera.analysis.report.validation_report",  # error tables, report.html
+    "plots": "tessera.analysis.plots",  # without --noplots
+    "trackers": "tessera.analysis.trackers",  # --loggers
+    "profile": "tessera.analysis.profile",  # --profile
     "label errors": "tessera.analysis.label_errors",  # --find-errors
     "search": "tessera.analysis.search",  # --evolve
+    "published weights": "tessera.deploy.foreign.published",  # --weights yolov5n, --list-weights
     "weights of other programs": "tessera.deploy.foreign.read",  # --weights yolov5n.pt
     "ImageNet weights": "tessera.deploy.foreign.efficientnet_lite",  # --weights imagenet
     "safetensors files": "tessera.deploy.foreign.safetensors_file",  # --weights x.safetensors
     "runtimes": "tessera.deploy.runtime.runtimes",  # exported files as --weights
     "tiles": "tessera.deploy.runtime.pipeline",  # --tile
+    "result files": "tessera.deploy.inference.result_files",  # --save-txt, --save-json
 }
 
 
@@ -31,6 +36,6 @@ def extension(name: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if not (error.name and module.startswith(error.name)):
+        if not f"{error.name}.".startswith("tessera."):
             raise
-        raise UserError(f"This installation lacks the {name}: {module} is missing.") from error
+        raise UserError(f"This installation lacks the {name}: {error.name} is missing.") from error

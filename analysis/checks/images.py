@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from io import BytesIO
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -121,7 +122,7 @@ def _decode(path: str, rule: PixelRule | None) -> Fingerprint | str:
     try:
         with open_plain(path) as file:
             raw = file.read()
-        levels = decode_raw_pixels(np.frombuffer(raw, np.uint8), path)
+        levels = decode_raw_pixels(raw, path)
     except UserError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:
@@ -131,7 +132,7 @@ def _decode(path: str, rule: PixelRule | None) -> Fingerprint | str:
 
 def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | None = None) -> Fingerprint:
     """Return the fingerprint of an image with levels (H, W, 3) RGB, decoded from `raw`."""
-    pixels, header = to_uint8(levels, rule), read_header(raw)
+    pixels, header = to_uint8(levels, rule), read_header(BytesIO(raw))
     coloured = cast(Pixels, cv2.resize(pixels, (2 * SMALL, 2 * SMALL), interpolation=cv2.INTER_AREA))
     means = coloured.astype(np.int16)
     return Fingerprint(

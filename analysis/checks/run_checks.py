@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tessera.analysis.checks.drift import check_drift
 from tessera.analysis.checks.images import Fingerprint, check_copies, check_images, check_near_duplicates
 from tessera.analysis.checks.results import DatasetCheck, SplitCounts, SplitData, fraction_text
-from tessera.data.labels.auto_labels import AutoLabel, auto_labels
 from tessera.data.labels.coco import MAX_UNMATCHED, category_of, is_crowd, numbers
 from tessera.data.labels.label_files import UNBOUNDED, parse_any_labels
 from tessera.data.source.dataset_root import matching_paths
@@ -34,6 +33,7 @@ from tessera.data.source.messages import (
 )
 from tessera.data.source.scan import ClassNames, scan
 from tessera.data.source.split_files import OFFER, list_images, select_images
+from tessera.deploy.inference.auto_labels import AutoLabel, auto_labels
 from tessera.models.detector import round_imgsz
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.config import TrainConfig

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from tessera.analysis.comparison.differences import LEVEL, Differences, MetricDifference, images_needed
 from tessera.analysis.comparison.flags import CompareConfig, Requirement
 from tessera.data.source.decode import read_image
+from tessera.deploy.inference.drawing import Annotations, save_grid
 from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, Matches, pairwise_iou
 from tessera.utils.files import write_whole
 from tessera.utils.flags.json_output import headed
 from tessera.utils.report.console import print_lines
-from tessera.utils.report.image_grid import Annotations, save_grid
 from tessera.utils.text import first_of, one_line, plural, strict_json, table_row
 from tessera.utils.types import DatasetIndex
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, background_line, explained
+from tessera.analysis.charts import loss_names, most_confused
+from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, ImageLabels, background_line, explained
+from tessera.analysis.error_counts import Errors
 from tessera.analysis.report import advice
 from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
 from tessera.analysis.report.page_data import (
@@ -30,11 +32,8 @@ from tessera.analysis.report.page_data import (
     threshold_curves,
     training_charts,
 )
-from tessera.data.source.scan import ImageLabels
-from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
-from tessera.utils.report.charts import loss_names, most_confused
 from tessera.utils.text import one_line
 from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness
@@ -51,7 +50,7 @@ Pair = tuple[int, int]
 def page(facts: ReportData) -> str:
     """Render the page; equal data gives equal text."""
     found, origin, gains = facts.found, facts.origin, facts.gains
-    errors, counts = found.errors, found.errors.counts()
+    errors, counts = facts.errors, facts.errors.counts()
     panels, times = ({}, {}) if facts.results is None else training_charts(facts.results, origin.best_epoch)
     shown, classes = gallery(facts), class_rows(facts)
     most = max(*gains.values(), 1e-9)
@@ -94,7 +93,7 @@ def page(facts: ReportData) -> str:
 def answers(facts: ReportData) -> dict[str, list[str]]:
     """Return questions with answers in words, without those that have none."""
     found, origin, results = facts.found, facts.origin, facts.results
-    metrics, errors, counts = found.metrics, found.errors, found.errors.counts()
+    metrics, errors, counts = found.metrics, facts.errors, facts.errors.counts()
     names = [facts.name(c) for c in range(len(facts.index.names))]
     false = sum(counts[kind] for kind in FALSE_KINDS)
     why = f"which {called('detect.py')} uses with these weights" if facts.is_taken else "where F1 is best"
@@ -219,8 +218,8 @@ def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
 
 def gallery(facts: ReportData) -> list[dict[str, Any]]:
     """Return the errors shown, by cost, as the macro `gallery` takes them."""
-    cells = cells_of(facts.found.errors, facts.items)
-    classes, _ = most_confused(facts.found.errors.confusion, MOST_CLASSES)
+    cells = cells_of(facts.errors, facts.items)
+    classes, _ = most_confused(facts.errors.confusion, MOST_CLASSES)
     rows = chosen([item.kind for item in facts.items], cells, {-1, *classes.tolist()})
     crops = render_crops(
         facts.index, [Subject(item.image, item.true_box, item.box) for item in map(facts.items.__getitem__, rows)]

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.error_analysis import ErrorItem
-from tessera.data.source.scan import ImageLabels
+from tessera.analysis.charts import TIME_PANELS, most_confused, training_series
+from tessera.analysis.error_analysis import ErrorItem, ImageLabels
+from tessera.analysis.error_counts import KINDS, Errors
 from tessera.utils.config import TrainConfig
 from tessera.utils.evaluation.average_precision import Intervals
-from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import CONFIDENCES, Kind
 from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.charts import TIME_PANELS, most_confused, training_series
 from tessera.utils.text import one_line
 from tessera.utils.thresholds import LOWEST_CONF
 from tessera.utils.types import DatasetIndex
@@ -72,6 +71,7 @@ class ReportData:
     """Data of the report page of a run."""
 
     found: Evaluation
+    errors: Errors  # at the confidence of its metrics
     index: DatasetIndex  # the validation split
     interval: Intervals  # of mAP
     gains: Mapping[Kind, float]  # of mAP50, by kind of error
@@ -84,7 +84,7 @@ class ReportData:
     @property
     def is_taken(self) -> bool:
         """Whether detect.py uses the confidence of the page: best.pt stores it, and it is not too low."""
-        return self.results is not None and self.found.errors.confidence >= LOWEST_CONF
+        return self.results is not None and self.errors.confidence >= LOWEST_CONF
 
     def name(self, class_id: int) -> str:
         """Return a class name for the page."""
@@ -93,7 +93,7 @@ class ReportData:
 
 def class_rows(facts: ReportData) -> list[Values]:
     """Return metrics of each class that has objects, at the confidence of the best F1."""
-    metrics, errors, trained = facts.found.metrics, facts.found.errors, facts.origin.trained_on
+    metrics, errors, trained = facts.found.metrics, facts.errors, facts.origin.trained_on
     counts = [metrics.images_per_class, metrics.objects_per_class]
     if trained is not None:
         counts.insert(0, images_by_class(trained))
@@ -116,7 +116,7 @@ def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
 
 def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Values:
     """Return the confusion matrix; `shown_pairs` are those of the errors in the gallery."""
-    confusion = facts.found.errors.confusion
+    confusion = facts.errors.confusion
     chosen, matrix = most_confused(confusion, MOST_CLASSES)
     left = confusion.nc - len(chosen)
     names: dict[int | None, str | None] = {c: facts.name(c) for c in chosen.tolist()}
@@ -153,7 +153,7 @@ def in_words(predicted: str | None, true: str | None) -> str:
 
 def breakdowns(facts: ReportData) -> list[Values]:
     """Return recall by size, by shape and by number of objects in the image; empty without objects."""
-    errors = facts.found.errors
+    errors = facts.errors
     if len(errors.outcomes) == 0:
         return []
     counts = np.diff(errors.offsets)

@@ -8,14 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tessera.analysis.charts import plot_validation
 from tessera.analysis.error_analysis import (
+    ImageLabels,
     background_line,
     error_gains,
     error_items,
     error_table,
+    locate_labels,
     write_errors,
     write_images,
 )
+from tessera.analysis.error_counts import count_errors
 from tessera.analysis.label_errors import (
     EXPLAINED,
     FILE,
@@ -34,14 +38,12 @@ from tessera.analysis.report.advice import interval_line, speed_line
 from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
 from tessera.analysis.report.page import NAME, chosen, page, place_of
 from tessera.analysis.report.page_data import ReportData, RunInfo
-from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.engine.state import Training
 from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.average_precision import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.charts import plot_validation
 from tessera.utils.report.console import print_lines, table_header, validation_line
 from tessera.utils.report.observers import Observer, RunResult
 from tessera.utils.report.results_csv import ERRORS, read_results
@@ -115,20 +117,20 @@ def report_validation(
         interval_line(found.metrics, *interval.map),
         speed_line(found.metrics.speed_ms, (1, 3, origin.imgsz, origin.imgsz)),
     )
-    gains = error_gains(found.ranking)
+    errors, gains = count_errors(found.matches, index, found.metrics.confidence), error_gains(found.matches)
     if found.metrics.objects:
-        print_lines(*error_table(found.errors, gains, found.max_det, is_best=not found.origin))
-    if line := background_line(found.errors):
+        print_lines(*error_table(errors, gains, found.max_det, is_best=not found.origin))
+    if line := background_line(errors):
         print_lines(line)
-    items = error_items(found.errors, gains, index)
+    items = error_items(errors, gains, index)
     labels: dict[int, ImageLabels] = {}
     with warn_on_error("label lines"):
         images = sorted({item.image for item in items})
         labels = locate_labels(spec, index, images, single_cls=origin.config.single_cls)
     if plots:
         with warn_on_error("plots of the validation"):
-            plot_validation(run, found.curves, found.errors.confusion, found.errors.confidence, index.names)
-    facts = ReportData(found, index, interval, gains, items, labels, origin, run)
+            plot_validation(run, found.curves, errors.confusion, errors.confidence, index.names)
+    facts = ReportData(found, errors, index, interval, gains, items, labels, origin, run)
     if not origin.config.noreport:
         with warn_on_error(NAME):
             write_whole(run / NAME, page(replace(facts, results=epochs and epochs())).encode())
@@ -140,7 +142,7 @@ def report_validation(
 def report_errors(facts: ReportData) -> None:
     """Write images.csv and errors.jsonl, the last of a run's files, on rank 0."""
     with warn_on_error(f"images.csv and {ERRORS}"):
-        write_images(facts.run / "images.csv", facts.found.errors, facts.index)
+        write_images(facts.run / "images.csv", facts.errors, facts.index)
         write_errors(facts.run / ERRORS, facts.items, facts.index, facts.labels)
 
 

@@ -1,9 +1,7 @@
 """Label file of each image, also under escaped or Unicode-variant names; label files without an image."""
 
 # Paths are strings, as in data/source/split_files.py.
-# ruff: noqa: PTH112, PTH113, PTH118, PTH206, PTH208
-# Paths are strings, as in data/source/split_files.py.
-# ruff: noqa: PTH119, PTH120, PTH122, PTH208
+# ruff: noqa: PTH112, PTH113, PTH118, PTH119, PTH120, PTH122, PTH206, PTH208
 from __future__ import annotations
 
 import os

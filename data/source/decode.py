@@ -91,7 +91,7 @@ def decoded_size(path: str, length: int) -> Size:
     if length in (0, -1):
         raise UnusableImage("the file is empty" if length == 0 else "no such file")
     try:
-        header = read_file_header(path, length)
+        header = read_file_header(path)
         require_decodable_size(header, length)
         height, width = header.size_hw if header and header.is_decoded_size else read_image(Path(path)).shape[:2]
     except ConfigError:  # concerns the whole run
@@ -132,21 +132,21 @@ def read_raw_pixels(path: Path, reduction: int = 1) -> NDArray[Any]:
     """Decode as `read_image`, keeping the levels of the file: (H, W, 3) of any integer or floating type."""
     try:
         with open_plain(path, most_bytes()) as file:  # cv2.imread does not take all Unicode paths on all systems
-            encoded = np.fromfile(file, np.uint8)
+            content = file.read()
     except OSError as error:
         raise UserError(
             f"{path}: cannot read the image ({error.strerror}). Restore it or remove it from the dataset."
         ) from error
     except MemoryError as error:
         raise MemoryError(f"{path}: {error}") from error
-    return decode_raw_pixels(encoded, str(path), reduction)
+    return decode_raw_pixels(content, str(path), reduction)
 
 
-def decode_raw_pixels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
-    """Decode as `read_raw_pixels`, from the content of a file, uint8 (n,); `name` is for messages."""
-    header = read_header(encoded.data)
+def decode_raw_pixels(content: bytes, name: str, reduction: int = 1) -> NDArray[Any]:
+    """Decode as `read_raw_pixels`, from the content of a file; `name` is for messages."""
+    header = read_header(BytesIO(content))
     try:
-        require_decodable_size(header, len(encoded))
+        require_decodable_size(header, len(content))
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
     # The libraries print warnings without naming the file.
@@ -154,7 +154,7 @@ def decode_raw_pixels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray
     alone = nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE
     try:
         with alone, listening as words:
-            levels = _read(name, encoded, reduction)
+            levels = _read(name, np.frombuffer(content, np.uint8), reduction)
     except MemoryError as error:
         raise MemoryError(f"{name}: {error}") from error
     if words:

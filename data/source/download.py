@@ -1,4 +1,7 @@
-"""Resumable downloads, which arrive as `<target>.part`, and safe unpacking of untrusted archives."""
+"""HTTP downloads from untrusted servers, by urllib3 and resumable, and safe unpacking of archives.
+
+Addresses are http or https; sizes and the time of each read are limited.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,189 @@ import shutil
 import stat
 import tarfile
 import tempfile
+import time
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from tqdm import tqdm
 
-from tessera.utils import http_client
 from tessera.utils.errors import UserError
 from tessera.utils.files import UMASK, is_same_file, no_link, open_plain, write_whole
-from tessera.utils.http_client import TransientError, redacted_address
 from tessera.utils.text import one_line, shown
+
+if TYPE_CHECKING:  # importing urllib3 opens a socket to check for IPv6: only requests import it
+    from urllib3 import BaseHTTPResponse
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 MAX_UNPACKED_BYTES = 400 << 30
 MAX_MEMBERS = 10_000_000
 MAX_DEPTH = 64
-_LONGEST_VALIDATOR = 256
 _BLOCK = 1 << 20
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_ADDRESS = 4096
+_MOST_REDIRECTS = 10
+_LONGEST_VALIDATOR = 256
 _LONGEST_EXTENSION = 1 << 20  # of a tar's header; it holds a long name, and is read into memory
 _EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # types of pax and GNU headers
+
+
+class TransientError(Exception):
+    """Error that a retry may fix."""
+
+
+@dataclass(frozen=True)
+class NetworkLimits:
+    """Limits for slow or failing servers."""
+
+    attempts: int = 3  # consecutive attempts without progress
+    pause_s: float = 1.0  # before the first retry; doubles with each one
+    timeout_s: float = 30.0  # of connecting and of each read
+
+    def wait(self, failures: int) -> None:
+        """Sleep after consecutive failures."""
+        time.sleep(self.pause_s * 2 ** (failures - 1))
+
+
+LIMITS = NetworkLimits()
+
+
+def redacted(address: str) -> str:
+    """Return an address without its password, as messages name it."""
+    return one_line(re.sub(r"(//[^/?#@:]*):[^/?#]*@", r"\1:***@", address), 200)
+
+
+def check_address(url: str, what: str) -> None:
+    """Raise a UserError unless `url` is a usable address; messages start with `what`, as in "Cannot download"."""
+    message = f"{what} '{redacted(url)}'"
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+        usable = url.isascii() and url.isprintable() and " " not in url and (parts.port is None or parts.port > 0)
+        (parts.hostname or "").encode("idna")
+    except ValueError as error:
+        raise UserError(f"{message}: not an address ({one_line(str(error), 80)}).") from error
+    if not known:
+        raise UserError(f"{message}: expected an address that starts with http:// or https://.")
+    if not usable or len(url) > _LONGEST_ADDRESS:
+        raise UserError(
+            f"{message}: expected an address of at most {_LONGEST_ADDRESS:,} characters. Percent-encode blanks and "
+            "non-ASCII characters."
+        )
+
+
+def open_address(url: str, headers: dict[str, str] | None = None) -> BaseHTTPResponse:
+    """Send a GET request and return the response, to be closed; credentials are not sent to redirect targets.
+
+    The proxy is the one that the environment sets.
+
+    Raises:
+        TransientError: a retry may succeed.
+        UserError: a retry will not.
+    """
+    from urllib3 import PoolManager, ProxyManager, Retry, make_headers
+    from urllib3.exceptions import HTTPError, MaxRetryError, ResponseError, SSLError
+
+    parts = urlsplit(url)
+    account, _, host = parts.netloc.rpartition("@")
+    sent = {"User-Agent": "tessera", "Accept-Encoding": "identity", **(headers or {})}
+    sent |= make_headers(basic_auth=unquote(account)) if account else {}
+    proxy = None if urllib.request.proxy_bypass(parts.netloc) else urllib.request.getproxies().get(parts.scheme)
+    proxy_account = unquote(urlsplit(proxy).netloc.rpartition("@")[0]) if proxy else ""
+    message = f"Cannot download {redacted(url)}"
+    try:
+        pool = (
+            ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=proxy_account or None))
+            if proxy
+            else PoolManager()
+        )
+        response = pool.request(
+            "GET",
+            parts._replace(netloc=host, fragment="").geturl(),
+            headers=sent,
+            timeout=LIMITS.timeout_s,
+            retries=Retry(total=None, connect=0, read=0, status=0, other=0, redirect=_MOST_REDIRECTS),
+            preload_content=False,
+            decode_content=False,
+            enforce_content_length=False,
+        )
+    except (HTTPError, OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+        if isinstance(reason, SSLError):
+            text = f"{one_line(str(reason), 200)}. Check the clock and the certificates of this machine."
+        elif isinstance(reason, ResponseError):
+            text = f"it redirects more than {_MOST_REDIRECTS} times. Check the address."
+        elif isinstance(reason, ValueError):  # of urllib3 and idna
+            text = f"it redirects to no address ({one_line(str(reason), 100)})."
+        else:
+            raise _connection_error(reason) from error
+        raise UserError(f"{message}: {text}") from error
+    try:
+        _check_response(response, message, is_https=url.startswith("https:"))
+    except BaseException:
+        response.close()
+        raise
+    return response
+
+
+def _check_response(response: BaseHTTPResponse, message: str, *, is_https: bool) -> None:
+    """Raise unless a response has the content, as it is, or refuses the range."""
+    for step in response.retries.history if response.retries else ():
+        if is_https and (step.redirect_location or "").startswith("http:"):
+            raise UserError(
+                f"{message}: it redirects to '{one_line(step.redirect_location or '', 100)}', which is not https."
+            )
+    if response.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
+        answer = f"the server answered {response.status} {one_line(str(response.reason), 100)}"
+        if response.status in _TRANSIENT_STATUS:
+            raise TransientError(answer)
+        raise UserError(f"{message}: {answer}. Check the address and your access.")
+    encoding = one_line(response.headers.get("Content-Encoding", "identity"), 50).strip().lower()
+    # aws-chunked is left over from an upload; some servers say gzip of a .gz file, whose bytes these are.
+    is_gzip_file = encoding in ("gzip", "x-gzip") and message.partition("?")[0].endswith((".gz", ".tgz"))
+    if encoding not in ("", "identity", "aws-chunked") and not is_gzip_file:
+        raise UserError(
+            f"{message}: the server sends it encoded ({encoding}), expected identity, as requested. Download the file "
+            "by other means."
+        )
+
+
+def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
+    """Yield the content of a response to `open_address` in blocks as they arrive, after `offset` received before.
+
+    The whole file has `total` bytes, None = unknown, and at most `most`.
+
+    Raises:
+        TransientError: the connection broke, ended early, or timed out.
+        UserError: the size exceeds `most`.
+    """
+    from urllib3.exceptions import HTTPError
+
+    received, stated = offset, total or 0
+    while True:
+        if max(received, stated) > most:
+            found = f"{stated:,} bytes, more" if stated > most else "more"
+            raise UserError(f"Cannot download {redacted(url)}: it has {found} than the limit of {most:,} bytes.")
+        try:
+            block = response.read1(_BLOCK)
+        except (HTTPError, OSError) as error:
+            raise _connection_error(error) from error
+        if not block:
+            break
+        received += len(block)
+        yield block
+    if total is not None and received != total:
+        raise TransientError(f"the connection ended after {received:,} of {total:,} bytes")
+
+
+def _connection_error(error: Exception) -> TransientError:
+    return TransientError(f"the connection broke ({one_line(str(error) or type(error).__name__, 100)})")
 
 
 @contextmanager
@@ -73,7 +236,7 @@ def fetch(
     """
     if target.exists():
         return target
-    http_client.check_address(url, "Cannot download")
+    check_address(url, "Cannot download")
     part, state = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,13 +273,13 @@ def _complete(url: str, target: Path, file: IO[bytes], state: Path, most: int) -
             size = file.seek(0, os.SEEK_END)
             failures = 1 if size > furthest else failures + 1
             furthest = max(furthest, size)
-            if failures >= http_client.LIMITS.attempts:
+            if failures >= LIMITS.attempts:
                 resumed = " to resume" if _resumable(state, url) else ""
                 raise UserError(
-                    f"Cannot download {redacted_address(url)}: {error}. Check the network and run the command again"
+                    f"Cannot download {redacted(url)}: {error}. Check the network and run the command again"
                     f"{resumed}, or download the file by other means to {shown(target)}."
                 ) from error
-            http_client.LIMITS.wait(failures)
+            LIMITS.wait(failures)
 
 
 def _transfer(url: str, target: Path, file: IO[bytes], state: Path, most: int) -> None:
@@ -126,26 +289,26 @@ def _transfer(url: str, target: Path, file: IO[bytes], state: Path, most: int) -
     if offset == total:  # the process was killed just before the rename
         return
     headers = {"Range": f"bytes={offset}-", "If-Range": validator} if offset < total else {}
-    with http_client.open_address(url, headers) as response:
+    with open_address(url, headers) as response:
         if response.status == HTTPStatus.PARTIAL_CONTENT and headers:
-            part, _, whole = response.headers.get("Content-Range", "").partition("/")
-            if not part.startswith(f"bytes {offset}-") or whole != str(total):
+            length: int | None = total
+            if response.headers.get("Content-Range") != f"bytes {offset}-{total - 1}/{total}":
                 file.truncate(0)
                 raise TransientError("the file changed on the server during the download")
-            length: int | None = total
         else:
             offset = 0
             file.truncate(0)
             if response.status != HTTPStatus.OK:
                 raise TransientError(f"the server answered {response.status}, expected 200 or 206")
-            length, etag = http_client.stated_length(response), response.headers.get("ETag", "")
+            length, etag = response.length_remaining, response.headers.get("ETag", "")
             # A weak ETag does not promise equal bytes.
             validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified", "")
             write_whole(state, json.dumps({"url": url, "validator": validator, "total": length}).encode())
-        units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-        with tqdm(total=length, initial=offset, desc=target.name, disable=None, **units) as bar:
+        with tqdm(
+            total=length, initial=offset, desc=target.name, disable=None, unit="B", unit_scale=True, unit_divisor=1024
+        ) as bar:
             try:
-                for block in http_client.read_blocks(response, url, length, most, offset):
+                for block in read_blocks(response, url, length, most, offset):
                     file.write(block)
                     bar.update(len(block))
             except UserError:  # too large

@@ -1,9 +1,8 @@
-"""Dataset scan: reads and checks the images and labels of a split, and locates labels for reports."""
+"""Dataset scan: reads and checks the images and labels of a split."""
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -19,12 +18,12 @@ from tessera.data.labels.voc import parse_voc
 from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import UnusableImage, decoded_size
 from tessera.data.source.image_header import Size, extra_pages_message, read_file_header
-from tessera.data.source.split_files import Listing, list_images
+from tessera.data.source.split_files import Listing
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.files import open_plain
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
-from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
+from tessera.utils.types import DatasetSpec
 
 _FILES_AT_A_TIME = 256
 _NEXT = 3  # further places to name
@@ -190,7 +189,7 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         return parsed
     boxes = np.array(read(size_hw=(UNBOUNDED, UNBOUNDED)).boxes).reshape(-1, 4)
     reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * UNBOUNDED).max(0, initial=0)[::-1]
-    header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
+    header = read_file_header(listing.images[index])
     is_usable, what = check_stated_size(
         parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5
     )
@@ -212,51 +211,3 @@ def _read_bytes(path: str, length: int) -> bytes:
         return raw
     finally:
         os.close(descriptor)
-
-
-class ImageLabels(NamedTuple):
-    """Location of the labels of an image."""
-
-    file: str  # text, XML or JSON file, which may not exist
-    lines: Sequence[int] = ()  # line of each object; () for a COCO file, or if the file has changed
-    ids: Sequence[CocoId | None] = ()  # annotation id of each object in a COCO file
-
-    def place(self, row: int) -> tuple[int | None, CocoId | None]:
-        """Return line and annotation id of an object; None if unknown."""
-        line = self.lines[row] if 0 <= row < len(self.lines) else None
-        return line, self.ids[row] if 0 <= row < len(self.ids) else None
-
-
-def locate_labels(
-    spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
-) -> dict[int, ImageLabels]:
-    """Read the labels of these images of the index again; deleted images are omitted."""
-    listing, names = list_images(spec, index.split), ClassNames.of(spec, single_cls)
-    found = {}
-    for image in images:
-        path = str(index.path(image))
-        place = bisect_left(listing.images, path)
-        if place < len(listing.images) and listing.images[place] == path:
-            found[image] = _labels_of(listing, place, names, index, image)
-    return found
-
-
-def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIndex, image: int) -> ImageLabels:
-    """Return the labels of image `image` of the index, which is image `place` of the listing."""
-    height, width = index.sizes_hw[image].tolist()
-    parsed = read_objects(listing, place, (height, width), names)
-    classes, boxes_xyxy = index.labels(image)
-    boxes = to_corners(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
-    is_same = len(boxes) == len(classes) and np.array_equal(boxes, boxes_xyxy)
-    lines = parsed.lines if is_same else ()
-    if place not in listing.coco:
-        return ImageLabels(listing.labels[place], lines)
-    file, coco_image, _ = listing.coco[place]
-    records = dict(coco_image.annotations)
-    return ImageLabels(str(file), ids=[_id(records[number]) for number in lines])
-
-
-def _id(record: dict[str, Any]) -> CocoId | None:
-    """Return an annotation's id, which may be missing."""
-    own = record.get("id")
-    return own if isinstance(own, (int, str)) and not isinstance(own, bool) else None

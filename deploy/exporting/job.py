@@ -21,6 +21,7 @@ from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
 from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.quantisation import SENSITIVITY_IMAGES, sensitive_layers
+from tessera.deploy.foreign.published import licence_of, published_weights
 from tessera.deploy.runtime.exported import BARE, WHOLE
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel, check_imgsz
@@ -30,7 +31,6 @@ from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_we
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluation_data import model_classes
 from tessera.utils.files import sha256, user_path
-from tessera.utils.flags.model_zoo import licence_of, published_weights
 from tessera.utils.flags.options import parsed_confidence
 from tessera.utils.flags.program import program_version
 from tessera.utils.text import one_line, strict_json

@@ -76,7 +76,7 @@ def to_pixels(
         return _eight_bits(read_raw_pixels(Path(image)), pixels, note, str(image))
     if isinstance(image, (bytes, bytearray, memoryview)):
         name = plural(len(image), "byte")
-        return _eight_bits(decode_raw_pixels(np.frombuffer(image, np.uint8), name), pixels, note, name)
+        return _eight_bits(decode_raw_pixels(bytes(image), name), pixels, note, name)
     if isinstance(image, Image.Image):
         return _of_array(_array_of_image(image), "rgb", pixels, "PIL image", note)
     raise UserError(

@@ -22,19 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from tessera.data.labels import auto_labels
 from tessera.data.labels.classes import match_classes
 from tessera.data.source.dataset_yaml import load_label_names
+from tessera.deploy.inference.auto_labels import AUTO_LABELS, AUTO_LABELS_SCHEMA, MOST_AUTO_LABELS
+from tessera.deploy.inference.drawing import Style
+from tessera.deploy.inference.result_files import MOST_BYTES, name_key, output_path, save_txt, unique_name
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.video_writer import NoCodecError, VideoWriter, unwritable
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.result_files import MOST_BYTES, name_key, output_path, save_txt, unique_name
 from tessera.utils.files import open_plain, sha256, short_name, write_whole
 from tessera.utils.flags.program import program_version
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.image_grid import Style
 from tessera.utils.text import escape_control, first_of, harmless_cell, strict_json
 
 log = logging.getLogger(__name__)
@@ -256,19 +256,19 @@ class AutoLabelFiles(LineFile):
     """
 
     def __init__(self, folder: Path, weights: str, names: Sequence[str], class_of: Sequence[int] = ()) -> None:
-        self._folder, path = folder, folder / auto_labels.NAME
+        self._folder, path = folder, folder / AUTO_LABELS
         self._names, self._class_of = tuple(names), np.array(class_of, np.int64)
         self._labels = LabelFiles(folder, save_conf=False)
         folder.mkdir(parents=True, exist_ok=True)
         earlier = ""
         if path.is_file() and not path.is_symlink():
             try:
-                with open_plain(path, auto_labels.MOST_BYTES) as file:
+                with open_plain(path, MOST_AUTO_LABELS) as file:
                     earlier = file.read().decode(errors="replace")
             except OSError as error:
                 raise unwritable(path, error) from error
         super().__init__(path)
-        run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names), **program_version()}
+        run = {"schema": AUTO_LABELS_SCHEMA, "weights": weights, "names": list(names), **program_version()}
         self.append(earlier + strict_json(run) + "\n")
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.deploy.inference.drawing import Annotations, Style, draw_annotations
 from tessera.deploy.inference.input_images import ImageInput, to_pixels
 from tessera.deploy.inference.sources.frames import Media
 from tessera.utils.bit_depth import PixelRule, Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.report.image_grid import Annotations, Style, draw_annotations
 from tessera.utils.text import escape_control
 from tessera.utils.types import Detections
 

@@ -82,9 +82,10 @@ def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, se
     metrics, curves = summarize(ranking, len(names))
     metrics = dataclasses.replace(metrics, names=tuple(names))
     errors = errors_of(scenes, len(names), metrics.confidence)
-    gains = error_gains(ranking)
+    gains = error_gains(share(scenes))
     facts = ReportData(
-        Evaluation(metrics, curves, ranking, errors, share(scenes)),
+        Evaluation(metrics, curves, ranking, share(scenes)),
+        errors,
         index,
         bootstrap_interval(ranking, sample_rng(0, 0, 0, "bootstrap")),
         gains,

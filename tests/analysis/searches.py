@@ -34,7 +34,7 @@ NOISE = 0.01
 def found(worth: float) -> Evaluation:
     """A validation whose fitness is `worth`."""
     metrics = dataclasses.replace(MEASURED, map50=worth, map=worth)
-    return Evaluation(metrics, None, None, None, None)  # type: ignore[arg-type]
+    return Evaluation(metrics, None, None, None)  # type: ignore[arg-type]
 
 
 def distance(hyp: Hyp) -> float:

@@ -18,7 +18,7 @@ from tidecv.quantify import TIDERun
 from tessera.analysis.error_analysis import error_gains
 from tessera.utils.evaluation.average_precision import RECALLS, average_precision
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, match_image
-from tests.utils.evaluation.made_images import Image, accumulate, errors_of, make_image, random_images, ranked, share
+from tests.utils.evaluation.made_images import Image, accumulate, errors_of, gathered, make_image, random_images, share
 
 MANY = 10_000  # detections an image, more than there are
 HOTCOCO = ("Cls", "Loc", "Both", "Dupe", "Bkg", "Miss")
@@ -92,8 +92,7 @@ def test_kinds_and_gains_are_those_of_tidecv_and_hotcoco(seed: int, crowded: boo
     """Without equal scores or IoUs, whose order is COCO's here and another in each of the two."""
     images = random_images(seed, 8, 4, coarse=False, crowded=crowded)
     assume(any(len(d) for d, _, _ in images) and any(len(c) for _, _, c in images))
-    ranking = accumulate(images)
-    gains = list(error_gains(ranking).values())
+    gains = list(error_gains(share(images)).values())
     np.testing.assert_allclose(gains, hotcoco_gains(images, 4), atol=1e-9)
     np.testing.assert_allclose(gains, tide_gains(images), atol=1e-9)
     assert min(gains) > -1e-12
@@ -115,8 +114,8 @@ def test_errors_at_a_confidence_are_those_of_tidecv_on_the_detections_above(seed
 @settings(max_examples=10, deadline=None)
 def test_any_cut_gives_equal_bits(seed: int) -> None:
     images = random_images(seed, 9, 3, coarse=True, crowded=True)
-    whole = error_gains(accumulate(images))
-    parts = error_gains(ranked([share(images, range(start, 9, 3)) for start in (1, 0, 2)]))
+    whole = error_gains(share(images))
+    parts = error_gains(gathered([share(images, range(start, 9, 3)) for start in (1, 0, 2)]))
     assert whole == parts
 
 
@@ -130,12 +129,12 @@ def test_one_error_alone_gains_all_that_is_missing() -> None:
         Kind.MISSED: make_image([box], [0.9], [0], [box, far], [0, 0]),
     }
     for kind, image in scenes.items():
-        ranking = accumulate([image])
-        ap, gains = average_precision(ranking, np.ones((1, 1), np.float32))[0][:, 0, 0].mean(), error_gains(ranking)
+        ap = average_precision(accumulate([image]), np.ones((1, 1), np.float32))[0][:, 0, 0].mean()
+        gains = error_gains(share([image]))
         assert ap + gains[kind] == pytest.approx(1) and sum(gains.values()) == pytest.approx(gains[kind]), kind
     assert match_image(*scenes[Kind.DUPLICATE]).objects.tolist() == [0, 0, 1]
 
 
 def test_without_an_object_nothing_is_gained() -> None:
-    gains = error_gains(accumulate([make_image([[0, 0, 9, 9]], [0.9], [0], [], [])]))
+    gains = error_gains(share([make_image([[0, 0, 9, 9]], [0.9], [0], [], [])]))
     assert set(gains.values()) == {0.0}

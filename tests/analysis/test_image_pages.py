@@ -13,6 +13,7 @@ import pytest
 
 from tessera.analysis.checks import results
 from tessera.analysis.checks.run_checks import check_dataset
+from tessera.analysis.error_analysis import ImageLabels
 from tessera.analysis.label_errors import LabelError, LabelErrorKind
 from tessera.analysis.report.data_page import NAME, data_page
 from tessera.analysis.report.page import MOST, chosen
@@ -20,7 +21,6 @@ from tessera.analysis.report.page_data import RunInfo
 from tessera.analysis.report.validation_report import label_errors_page
 from tessera.commands import train
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.scan import ImageLabels
 from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.errors import UserError
 from tessera.utils.flags.val import ValConfig

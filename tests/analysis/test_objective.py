@@ -84,7 +84,7 @@ def test_every_figure_is_measured() -> None:
     f1 = 2 * precision * recall / (precision + recall)
     curves = Curves(classes, precision, recall, f1, np.zeros((2, 101)), np.zeros(2), 600, np.full(2, 600))
     metrics = replace(MEASURED, map50=0.5, map=0.4, precision=0.7, recall=0.6, speed_ms=(1.0, 2.0, 0.5))
-    found = Evaluation(metrics, curves, None, None, None)  # type: ignore[arg-type]
+    found = Evaluation(metrics, curves, None, None)  # type: ignore[arg-type]
     assert [metric_of(found, Metric(name)) for name in METRICS] == pytest.approx(
         [0.41, 0.4, 0.5, 0.7, 0.6, (2 / 3 + 0.72 / 1.3) / 2, 3.5]
     )

@@ -101,7 +101,7 @@ def test_crops_show_the_boxes(facts: ReportData) -> None:
 
 
 def test_each_error_is_in_the_cell_that_counts_it(facts: ReportData) -> None:
-    errors = facts.found.errors
+    errors = facts.errors
     cells = cells_of(errors, facts.items)
     listed = np.zeros((5, 5), np.int64)
     for predicted, true in cells:
@@ -118,11 +118,11 @@ def test_the_matrix_leads_to_what_the_gallery_has(facts: ReportData) -> None:
     pairs = {error["pair"] for error in shown}
     cells = [cell for row in confusion_table(facts, pairs)["rows"] for cell in row]
     assert {cell["pair"] for cell in cells if cell["pair"]} == pairs
-    assert sum(cell["number"] for cell in cells) == matrix_of(facts.found.errors).sum()
+    assert sum(cell["number"] for cell in cells) == matrix_of(facts.errors).sum()
 
 
 def test_counts_of_the_tables_add_up(facts: ReportData) -> None:
-    errors, counts = facts.found.errors, facts.found.errors.counts()
+    errors, counts = facts.errors, facts.errors.counts()
     for table in breakdowns(facts):
         assert sum(row["objects"] for row in table["rows"]) == len(errors.outcomes)
         assert sum(row["counts"][0] for row in table["rows"]) == counts[Kind.CORRECT]
@@ -134,7 +134,7 @@ def test_the_slider_has_the_figures_of_the_validation(facts: ReportData) -> None
     sent = threshold_curves(facts)
     assert sent is not None
     whole, best = sent["groups"][0], sent["groups"][0]["best"]
-    metrics, counts = facts.found.metrics, facts.found.errors.counts()
+    metrics, counts = facts.found.metrics, facts.errors.counts()
     assert sent["confidence"][best] == pytest.approx(metrics.confidence, abs=1e-4)
     assert whole["p"][best] == round(1000 * metrics.precision) and whole["r"][best] == round(1000 * metrics.recall)
     assert whole["c"][best] == counts[Kind.CORRECT] and whole["objects"] == metrics.objects

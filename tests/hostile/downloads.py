@@ -9,9 +9,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tessera.data.source.download import fetch
-from tessera.utils import http_client
-from tessera.utils.http_client import NetworkLimits
+from tessera.data.source import download
+from tessera.data.source.download import NetworkLimits, fetch
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
 from tests.raw_server import raw_server
@@ -28,7 +27,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     kind = rng.choice([*_ANSWERS, "address"])
     target = folder / "data.zip"
     get = functools.partial(fetch, max_bytes=100_000)
-    http_client.LIMITS = LIMITS
+    download.LIMITS = LIMITS
     if kind == "address":
         assert isinstance(message_or_result(lambda: get(_address(rng), target)), Message)
         return kind
@@ -38,7 +37,7 @@ def trial(rng: random.Random, folder: Path) -> str:
         if isinstance(used, Message):
             assert not target.exists(), f"{kind}: a part was left as the file"
             pieces[:] = [_header(len(BODY)) + BODY]
-            http_client.LIMITS = LONGER_LIMITS
+            download.LIMITS = LONGER_LIMITS
             again = message_or_result(lambda: get(server.url, target))
             assert again == target, f"{kind}: not downloaded from a sound server: {again}"
             assert target.read_bytes() == BODY, f"{kind}: joined with what is not of this file"

@@ -14,11 +14,11 @@ from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, error_gains
 from tessera.commands import val
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.utils.evaluation.result_files import COCO_IDS
+from tessera.deploy.inference.result_files import COCO_IDS
 from tests.analysis.test_error_analysis import hotcoco_gains, tide_gains, tide_run
 from tests.system.launch import Command
 from tests.system.tiny import describe_coco128
-from tests.utils.evaluation.made_images import Image, accumulate, make_image
+from tests.utils.evaluation.made_images import Image, make_image, share
 
 
 def detected(results: Path, data: Path) -> list[Image]:
@@ -45,7 +45,7 @@ def test_errors_of_official_weights(shared: Path, tmp_path: Path, command: Comma
     done = command(val.main, *args)
     assert done.code == 0, done.said
     images = detected(tmp_path / "exp" / "predictions.json", data)
-    gains = error_gains(accumulate(images))
+    gains = error_gains(share(images))
     listed = list(gains.values())
     np.testing.assert_allclose(listed, hotcoco_gains(images, 80), atol=1e-9)
     np.testing.assert_allclose(listed, tide_gains(images), atol=1e-9)

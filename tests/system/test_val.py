@@ -110,7 +110,7 @@ def test_without_what_surrounds_the_core_only_the_metrics_are_printed(
     assert len(printed_metrics(outcome)) == 6 and "lacks the validation report" in outcome.err, outcome.said
     assert not (tmp_path / "exp" / "report.html").exists()
     monkeypatch.setattr(extensions, "EXTENSIONS", dict.fromkeys(extensions.EXTENSIONS, "tessera.gone"))
-    for args in (["--tile", "64"], ["--find-errors"], ["--weights", "best.onnx"]):
+    for args in (["--tile", "64"], ["--find-errors"], ["--save-json"], ["--weights", "best.onnx"]):
         assert command(val.main, *trained, *args).code == 1
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import errno
 import math
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -177,25 +175,9 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)
     assert set(state) == keys, f"missing {keys - set(state)}, unknown {set(state) - keys}"
     check_values(state)
-    with _replacing(path) as file:
-        torch.save(dict(state), file)
-
-
-def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint, as atomic as `save_checkpoint` and much cheaper than writing the state again.
-
-    No link: a write into one of the two files must not change the other.
-    """
-    with source.open("rb") as content, _replacing(target) as file:
-        shutil.copyfileobj(content, file, 2**20)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` once it is complete; turn write errors into UserError."""
     try:
         with atomic_write(path) as file:
-            yield file
+            torch.save(dict(state), file)
     except (OSError, RuntimeError) as error:
         # torch's zip writer hides the OSError of a failed write behind its own RuntimeError.
         reason = error if isinstance(error, OSError) else error.__context__

@@ -15,7 +15,6 @@ import torch
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import absolute_path, atomic_write, remove_leftovers
-from tessera.utils.flags.model_zoo import PUBLISHED
 from tessera.utils.flags.program import program_version
 from tessera.utils.ranks.run_lock import RunLock, lock_run
 from tessera.utils.ranks.world import World
@@ -116,8 +115,7 @@ def newest_best_checkpoint() -> str:
     Raises:
         UserError: no run, or one without the file.
     """
-    offered = next(one for one in PUBLISHED if one.name == "yolox_s.pth")
-    zoo = f"a published file, such as --weights {offered.name} ({offered.licence}, downloaded)"
+    zoo = "a published file, such as --weights yolox_s.pth (Apache-2.0, downloaded)"
     last = _newest(TrainConfig.project, "--weights: not given", f"Train first, or give a checkpoint, or {zoo}.")
     best = last.with_name("best.pt")
     if not best.is_file():

@@ -8,20 +8,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.format import (
-    WEIGHTS_KEYS,
-    copy_checkpoint,
-    describe_metrics,
-    describe_run,
-    save_checkpoint,
-)
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, describe_metrics, describe_run, save_checkpoint
 from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
@@ -34,7 +27,7 @@ from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
-_Files = dict[str, Mapping[str, Any]]  # content of each file by name; equal files share one object
+_Files = dict[str, Mapping[str, Any]]  # content of each file by name
 
 
 class Saver(AbstractContextManager["Saver"]):
@@ -212,14 +205,8 @@ class Saver(AbstractContextManager["Saver"]):
         return {**dump_state(self._state, losses), **describe_metrics(metrics), **description}
 
     def _write(self, files: _Files) -> None:
-        written: dict[int, Path] = {}  # by identity of the content, which is serialised once
         for name, content in files.items():
-            path = self.folder / name
-            if id(content) in written:
-                copy_checkpoint(written[id(content)], path)
-            else:
-                save_checkpoint(path, content)
-                written[id(content)] = path
+            save_checkpoint(self.folder / name, content)
         if "last.pt" in files:
             self._saved = True
             self._context.world.remember("saved", "yes")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from torch import Tensor
 
-from tessera.data.source.download import fetch
 from tessera.models.detector import DetectionModel
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.bit_depth import PixelRule
@@ -28,20 +24,15 @@ from tessera.utils.config import OWN_WEIGHTS
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.extensions import extension
-from tessera.utils.files import absolute_path, reachable_path, sha256, special_file_kind
-from tessera.utils.flags.model_zoo import PublishedWeights, published_weights, suggestion
+from tessera.utils.files import absolute_path, reachable_path, special_file_kind
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.text import first_of, one_line, plural, shown
-
-log = logging.getLogger(__name__)
+from tessera.utils.text import first_of, one_line, plural
 
 IMAGENET = "imagenet"  # value of --weights: the backbone of a classifier
-MAX_WEIGHTS_BYTES = 4 << 30
 # Suffixes of exported files, and their runtimes.
 EXPORTED = {".onnx": "ONNX Runtime", ".xml": "OpenVINO", ".torchscript": "torch", ".param": "ncnn", ".tflite": "LiteRT"}
 _USUAL_IMGSZ = 640  # default for files without a training size
-_TERMS = {"AGPL-3.0": " Check its terms before you distribute what you make with it; --list-weights shows others."}
 
 
 class Weights(NamedTuple):
@@ -170,10 +161,8 @@ def resolve_weights(name: str) -> Path:
     own = MODELS_DIR / f"{name.removesuffix('.pt')}.pt"
     if bare and own.is_file():
         return own
-    known = published_weights(name) if bare and not given.exists() else None
-    if known is not None:
-        here = Path(known.name)
-        return here if here.is_file() else _published_file(known)
+    if bare and not given.exists() and (published := extension("published weights").published_file(name)):
+        return Path(published)
     cached = cache_dir() / "weights" / given.name
     if bare and cached.is_file():
         return cached
@@ -198,65 +187,21 @@ def _missing(name: str, given: Path, tried: str) -> UserError:
             "detector, such as runs/train/exp/weights/best.pt."
         )
     bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
-    if bare and not published_weights(model) and (MODELS_DIR / f"{model}.yaml").is_file() and model != OWN_WEIGHTS:
+    published = extension("published weights")
+    if (
+        bare
+        and not published.published_weights(model)
+        and (MODELS_DIR / f"{model}.yaml").is_file()
+        and model != OWN_WEIGHTS
+    ):
         return UserError(
             f"--weights {name}: no such file; tried {tried}. No weights of {model} are published. Train it from "
             f"scratch with --cfg {model}.yaml and without --weights, or give a checkpoint of a run."
         )
     beside = [path.name for path in given.parent.glob("*.pt")] if given.parent.is_dir() else []
     beside.append(OWN_WEIGHTS)
-    hint = suggestion(name, beside) if bare else did_you_mean(given.name, beside)
+    hint = published.suggestion(name, beside) if bare else did_you_mean(given.name, beside)
     return UserError(
         f"--weights {name}: no such file; tried {tried}.{hint} Expected a checkpoint, or the name of a published file "
         "(--list-weights)."
-    )
-
-
-def _published_file(known: PublishedWeights) -> Path:
-    """Return the cached file; download it first if the cache lacks it."""
-    cached = cache_dir() / "weights" / known.name
-    if cached.is_file():
-        try:
-            digest = sha256(cached) if known.sha256 else ""
-        except OSError as error:
-            raise UserError(
-                f"--weights {known.name}: cannot read {cached}: {error.strerror or error}. Check its permissions."
-            ) from error
-        if digest != known.sha256:
-            raise UserError(
-                f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{digest}', expected "
-                f"'{known.sha256}'. Delete it to download it again, or give its path as --weights to use it as it is."
-            )
-        return cached
-    arrived: list[str] = []
-    fetch(
-        known.url,
-        cached,
-        max_bytes=MAX_WEIGHTS_BYTES,
-        accept=lambda part: arrived.append(_checked_digest(known, part, cached)),
-    )
-    if arrived:  # otherwise another process has downloaded and logged it
-        parts, size = urlsplit(known.url), cached.stat().st_size
-        pinned = "" if known.sha256 else " (not pinned: no digest of this file is known)"
-        log.info(
-            f"{known.name}: {size / 1e6:.1f} MB from {parts.netloc}{parts.path.rpartition('/')[0]}, {known.licence}, "
-            f"SHA-256 {arrived[0]}{pinned}, cached as {cached}.{_TERMS.get(known.licence, '')}"
-        )
-    return cached
-
-
-def _checked_digest(known: PublishedWeights, part: Path, cached: Path) -> str:
-    """Return the digest of a download; raise UserError if it is not the published file."""
-    size, digest = part.stat().st_size, sha256(part)
-    plausible = known.size is None or abs(size - known.size) <= 0.2 * known.size
-    if digest == known.sha256 or (not known.sha256 and plausible and zipfile.is_zipfile(part)):
-        return digest
-    with part.open("rb") as file:
-        begins = shown(file.read(40).decode(errors="replace"))
-    about = "" if known.size is None else f" of about {known.size / 1e6:.1f} MB"
-    expected = f"SHA-256 {known.sha256}" if known.sha256 else f"a checkpoint{about}"
-    raise UserError(
-        f"Cannot use {one_line(known.url, 200)}: the server sent {size:,} bytes that begin with {begins}, SHA-256 "
-        f"{digest}, expected {expected}. Nothing was saved. Check the address in a browser; put the "
-        f"published file at {shown(cached)}, or give a local file as --weights."
     )

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
-from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, IOU_THRESHOLDS, Kind, Matches
+from tessera.utils.evaluation.matching import CONFIDENCES, IOU_THRESHOLDS, Matches
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
 ROUNDS = 500  # resampled sets
@@ -37,17 +37,13 @@ class Ranking:
     Precision can only rise at a hit. So AP needs the hits, and the number of detections listed up to each.
 
     Attributes:
-        class_ids: (C,), ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, likewise objects and
-            candidates.
+        class_ids: (C,), ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, likewise objects.
         listed_images: (L,), image row of each ranked detection, up to the last hit of its class.
         listed_starts: (H + 1,), where the detections start that lead up to and include each hit.
         hits: (H, T), the thresholds at which each hit is correct; `hit_images` (H,), its image row.
         target_images: (M,), image row of each object, by class.
         ignored: (I, T), the thresholds at which a listed detection is ignored, as it lies in an ignored region;
             `ignored_images` (I,), image rows; `ignored_hits` (I,), the hit that each leads up to, or is.
-        candidates: (E,), the `Kind` of each true positive at IoU 0.5, and of each detection that would be one with the
-            right class or location; that counts in the class of its object.
-        false_positives_above: (E, 5), detections of each of `FALSE_KINDS` listed above each candidate.
         above, correct_above: (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at IoU
             0.5, and the correct ones of them.
     """
@@ -64,25 +60,8 @@ class Ranking:
     ignored: NDArray[np.bool_]
     ignored_images: NDArray[np.int32]
     ignored_hits: NDArray[np.int64]
-    candidate_offsets: NDArray[np.int64]
-    candidates: NDArray[np.uint8]
-    false_positives_above: NDArray[np.int32]
     above: NDArray[np.int32]
     correct_above: NDArray[np.int32]
-
-
-class _Detections(NamedTuple):
-    """Detections of classes that have objects: class and image rows (D,), else as in `Matches`."""
-
-    classes: NDArray[np.int32]
-    scores: NDArray[np.float32]
-    images: NDArray[np.int32]
-    kinds: NDArray[np.uint8]
-    correct: NDArray[np.uint16]
-    ignored: NDArray[np.uint16]
-
-    def at(self, rows: slice | NDArray[np.int64]) -> _Detections:
-        return _Detections._make(column[rows] for column in self)
 
 
 def rank(matches: Matches) -> Ranking:
@@ -92,38 +71,20 @@ def rank(matches: Matches) -> Ranking:
     target_rows = np.searchsorted(class_ids, matches.target_classes)
     targets = np.argsort(target_rows, kind="stable")
     rows = np.arange(len(matches.images), dtype=np.int32)
-    every = _Detections(
-        np.searchsorted(class_ids, matches.classes).astype(np.int32),
-        matches.scores,
-        rows.repeat(matches.detection_counts),
-        matches.kinds,
-        matches.correct,
-        matches.ignored,
-    )
-    found = every.at(np.flatnonzero(np.isin(matches.classes, class_ids)))
-    reached = np.searchsorted(CONFIDENCES, found.scores.astype(np.float64), side="right")
-    steps = found.classes.astype(np.int64) * STEPS + reached
+    found = np.flatnonzero(np.isin(matches.classes, class_ids))
+    classes = np.searchsorted(class_ids, matches.classes[found]).astype(np.int32)
+    images = rows.repeat(matches.detection_counts)[found]
+    order = np.lexsort((images, -matches.scores[found], classes))
+    found, classes, images = found[order], classes[order], images[order]
+    right, ignored = matches.correct[found], matches.ignored[found]
+    reached = np.searchsorted(CONFIDENCES, matches.scores[found].astype(np.float64), side="right")
+    steps = classes.astype(np.int64) * STEPS + reached
     # By class and step, (C, STEPS); then those that reach each of CONFIDENCES, (C, 1000).
     by_step = (
         np.bincount(steps[counts], minlength=len(class_ids) * STEPS).reshape(-1, STEPS)
-        for counts in (found.ignored & 1 == 0, found.correct & 1 == 1)
+        for counts in (ignored & 1 == 0, right & 1 == 1)
     )
     above, correct_above = (counts[:, :0:-1].cumsum(1, dtype=np.int32)[:, ::-1] for counts in by_step)
-    del reached, steps
-
-    # Near misses are listed too, in the class of their object.
-    correct, nearest = matches.object_matches()
-    missed = np.flatnonzero((correct < 0) & (nearest >= 0))
-    near_misses = every.at(nearest[missed])._replace(classes=target_rows[missed].astype(np.int32))
-    del every
-    parts: list[tuple[NDArray[Any], ...]] = [found, near_misses]
-    both = _Detections._make(np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((both.images, -both.scores, both.classes))
-    is_near_miss = order >= len(found.scores)
-    candidate_offsets, candidates, false_positives_above = _candidates(
-        both.classes[order], both.kinds[order], is_near_miss, bounds
-    )
-    classes, _, images, _, right, ignored = found.at(order[~is_near_miss])
     is_hit: NDArray[np.bool_] = right > 0
     hit_at = np.flatnonzero(is_hit)
     hit_offsets = np.searchsorted(classes[hit_at], bounds)
@@ -143,25 +104,9 @@ def rank(matches: Matches) -> Ranking:
         ignored=_flags(ignored[ignored_at]),
         ignored_images=images[ignored_at],
         ignored_hits=hits_before[ignored_at],
-        candidate_offsets=candidate_offsets,
-        candidates=candidates,
-        false_positives_above=false_positives_above,
         above=above,
         correct_above=correct_above,
     )
-
-
-def _candidates(
-    classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int32]]:
-    """Return `candidate_offsets`, `candidates` and `false_positives_above` of a `Ranking`."""
-    at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
-    starts = np.searchsorted(classes, bounds)
-    false_positives_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
-    for column, kind in enumerate(FALSE_KINDS):
-        before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_near_miss)))
-        false_positives_above[:, column] = before[at] - before[starts[classes[at]]]
-    return np.searchsorted(at, starts), kinds[at], false_positives_above
 
 
 def _flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:

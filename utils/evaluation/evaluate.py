@@ -28,7 +28,6 @@ from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
-from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matching import Matches, match_image
 from tessera.utils.evaluation.network import ImageDetector, Network, network_nms
 from tessera.utils.machine.accelerator import Accelerator
@@ -56,7 +55,7 @@ class Settings:
 
     Attributes:
         conf, iou, max_det: of NMS.
-        errors: count the errors by kind, which needs the boxes of all detections.
+        boxes: return the boxes of all detections in the matches.
         stop_requested: whether this rank was; the ranks vote on it. None = no votes.
         class_of: dataset class of each model class, -1 = none; () = the same. Detections without a class are dropped
             after NMS and `max_det`.
@@ -66,7 +65,7 @@ class Settings:
     conf: float = 0.001
     iou: float = 0.6
     max_det: int = MAX_DET
-    errors: bool = True
+    boxes: bool = True
     stop_requested: Callable[[], bool] | None = None
     class_of: tuple[int, ...] = ()
     threshold: Threshold | None = None
@@ -76,14 +75,12 @@ class Settings:
 class Evaluation:
     """Result of a validation. All but the metrics is on rank 0 alone, and empty on the others.
 
-    `errors` are those at `metrics.confidence`, which has the best F1 unless it has another `origin`; empty where
-    they are not counted.
+    `metrics.confidence` has the best F1, unless it has another `origin`.
     """
 
     metrics: Metrics
     curves: Curves
     ranking: Ranking
-    errors: Errors
     matches: Matches
     origin: str = ""
     max_det: int = MAX_DET
@@ -176,8 +173,7 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     losses = found.meter.losses(of_rank for _, of_rank, _ in shares) if found.meter is not None else ()
     speed_ms = preprocessing, inference, nms
     metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
-    counted = count_errors(matches if settings.errors else Matches.joined([]), index, metrics.confidence)
-    return Evaluation(metrics, curves, ranking, counted, matches, origin, settings.max_det)
+    return Evaluation(metrics, curves, ranking, matches, origin, settings.max_det)
 
 
 class Stopwatch:
@@ -274,7 +270,7 @@ class ShardEvaluation:
         results = list(apply(self._image, images, found()))
         for _, matches, seconds in results:
             without = matches._replace(boxes_xyxy=np.zeros((len(matches.scores), 0), np.float32))
-            self.matches.append(matches if self.settings.errors else without)
+            self.matches.append(matches if self.settings.boxes else without)
             self.clock.add("nms", seconds)
         for collector in collectors:
             collector(batch, [detections for detections, *_ in results])

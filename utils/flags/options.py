@@ -20,9 +20,9 @@ import yaml
 
 from tessera.utils.environment import cache_dir, configure_command
 from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.extensions import extension
 from tessera.utils.files import atomic_write, check_path, suffix_of, user_path
 from tessera.utils.flags.json_output import FLAG
-from tessera.utils.flags.model_zoo import published_table
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.version import __version__
 from tessera.utils.flags.yolov5_flags import YOLOV5_VALUES, ignored_flags, replaced_flags, split_flags, yolov5_flags
@@ -180,7 +180,8 @@ class Options:
                 _add_flag(group, f)
                 if f.name == cls.weights_fields[-1]:
                     text = "list the published weights that can be given by name, and exit"
-                    group.add_argument("--list-weights", const=published_table, help=text, **report)
+                    table = lambda: extension("published weights").published_table()  # noqa: E731
+                    group.add_argument("--list-weights", const=table, help=text, **report)
             if title == "Logging":
                 text = "print one JSON object to stdout at the end, everything else to stderr (docs/json.md)"
                 group.add_argument(FLAG, action="store_true", dest=FLAG, help=text)

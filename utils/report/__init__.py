@@ -1,1 +1,1 @@
-"""Output of a run: console, charts, pages, files and trackers. Imports every package before it."""
+"""Output of a run: console, results.csv and observers."""

@@ -120,7 +120,8 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         model, hyp_of_run = _build(recipe, world, resumed)
         # Frees the weights' memory for AutoBatch.
         recipe = recipe._replace(weights=None, hyp=hyp_of_run)
-        precision = _precision(recipe, model, world)
+        images = torch.rand(1, 3, recipe.imgsz, recipe.imgsz, device=world.device)
+        precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
         batch_size = _batch_size(recipe, model, criterion, precision, world)
         config, has_run = dataclasses.replace(recipe.config, batch_size=batch_size), resumed is not None
@@ -143,11 +144,6 @@ def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[De
     model.to(world.device).to(memory_format=accelerator.memory_format)
     log.info(row("Model", summary(model, recipe.imgsz)))
     return model, hyp
-
-
-def _precision(recipe: Recipe, model: DetectionModel, world: World) -> Precision:
-    images = torch.rand(1, 3, recipe.imgsz, recipe.imgsz, device=world.device)
-    return choose_precision(recipe.config.amp, world, model, images)
 
 
 def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion[Any]:

@@ -73,7 +73,7 @@ class Validation:
             return
         context.world.set_activity("validating the initial weights")
         self._loader.begin()
-        settings = Settings(errors=False)  # until the first step a stop signal acts immediately
+        settings = Settings(boxes=False)  # until the first step a stop signal acts immediately
         evaluation = self._evaluate(self._state.ema.model, settings)
         log.info(f"Before training:\n{table_header()}\n{validation_line(evaluation.metrics)}")
         self._state.stopper.update(INITIAL, self._score(evaluation))
@@ -82,7 +82,7 @@ class Validation:
     def after_epoch(self, epoch: int) -> Validated:
         """Return the metrics and the score of `epoch`, from 0; nothing with --noval, except for the last epoch.
 
-        The last epoch also collects errors, as `validate_best` does, which can then reuse it.
+        The last epoch also returns boxes, as `validate_best` does, which can then reuse it.
 
         Raises:
             UserError: last.pt could not be written; on every rank.
@@ -92,7 +92,7 @@ class Validation:
         is_last = epoch + 1 == config.epochs
         if config.noval and not is_last:
             return Validated()
-        settings = Settings(stop_requested=self._stop_signals.stop_requested, errors=is_last)
+        settings = Settings(stop_requested=self._stop_signals.stop_requested, boxes=is_last)
         self._loader.begin()  # forks workers, which must not happen during a write
         self._saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")

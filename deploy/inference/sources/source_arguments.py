@@ -15,11 +15,11 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from tessera.data.source.dataset_root import list_base_dir, read_path_list
-from tessera.data.source.image_header import KIND_BYTES, is_image, is_video
+from tessera.data.source.download import redacted
+from tessera.data.source.image_header import KIND_BYTES
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_file_kind, suffix_of, user_path
-from tessera.utils.http_client import redacted
 from tessera.utils.text import one_line, shown
 
 VIDEO_SUFFIXES = frozenset(
@@ -35,6 +35,16 @@ _KNOWN = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _LOOKED_FOR = _KNOWN | UNREAD_SUFFIXES
 _CAMERA = re.compile(r"(?:/dev/video)?([0-9]{1,4})")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_IMAGE = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|BM.{4}\0\0\0\0|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]|P[1-7fF]\s|"
+    rb"\0\0\0\x0cjP  \r\n|.{4}ftyp(?:avif|avis|heic|heix|mif1)",
+    re.DOTALL,
+)
+_VIDEO = re.compile(
+    rb".{4}ftyp|.{4}moov|.{4}mdat|RIFF.{4}AVI |\x1aE\xdf\xa3|\0\0\x01[\xb3\xba]|FLV\x01|OggS|GIF8[79]a|"
+    rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11",
+    re.DOTALL,
+)
 _LIKE = 1000  # most names that a misspelled one is compared with
 
 log = logging.getLogger(__name__)
@@ -116,7 +126,7 @@ def _of_text(text: str) -> list[Origin]:
         if scheme in _STREAM_SCHEMES:
             return [Origin("stream", text)]
         raise UserError(
-            f"--source {one_line(redacted(text), 100)}: found a URL that starts with {scheme}://, "
+            f"--source {redacted(text)}: found a URL that starts with {scheme}://, "
             f"expected http, https, {', '.join(sorted(_STREAM_SCHEMES))}, or the path of a file."
         )
     return []
@@ -141,6 +151,16 @@ def _of_path(text: str) -> list[Origin]:
     if glob.has_magic(path):
         return _of_glob(text, path)
     raise UserError(f"--source {shown(Path(text))}: {_missing(path)}")
+
+
+def is_image(head: bytes) -> bool:
+    """Return whether the first bytes are of an image format that OpenCV may decode."""
+    return _IMAGE.match(head) is not None
+
+
+def is_video(head: bytes) -> bool:
+    """Return whether the first bytes are of a video: MP4, AVI, Matroska, MPEG, Flash, Ogg, GIF, ASF."""
+    return _VIDEO.match(head) is not None
 
 
 def _of_file(path: str) -> Origin | None:

@@ -11,9 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from tessera.data.source.image_header import KIND_BYTES, extra_pages_message, is_image, is_truncated, is_video
+from tessera.data.source.image_header import KIND_BYTES, extra_pages_message, is_truncated
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
-from tessera.deploy.inference.sources.source_arguments import Origin, parse_line, parse_sources
+from tessera.deploy.inference.sources.source_arguments import Origin, is_image, is_video, parse_line, parse_sources
 from tessera.deploy.inference.sources.stream import read_streams
 from tessera.deploy.inference.sources.urls import read_address
 from tessera.deploy.inference.sources.video import read_video

@@ -88,14 +88,6 @@ def test_all_kinds_come_as_rgb_bytes(tmp_path: Path, name: str, pixels: np.ndarr
     assert (image == expected).all()
 
 
-def test_a_truncated_jpeg_is_decoded_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = tmp_path / "cut.jpg"
-    encoded = cv2.imencode(".jpg", np.random.default_rng(0).integers(0, 255, (80, 60, 3), np.uint8))[1].tobytes()
-    path.write_bytes(encoded[: len(encoded) * 3 // 4])
-    assert read_image(path).shape == (80, 60, 3)
-    assert path.stat().st_size == len(encoded) * 3 // 4  # and the file stays as it is
-
-
 @pytest.mark.parametrize(
     ("size_hw", "by"), [((95, 60), 1), ((96, 61), 2), ((191, 97), 2), ((97, 193), 4), ((400, 301), 8)]
 )

@@ -1,9 +1,10 @@
-"""Downloads from a real server that misbehaves on demand; archives: safe unpacking and refusals."""
+"""Downloads from servers that misbehave, and from hostile ones; archives: safe unpacking and refusals."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import re
 import shutil
 import ssl
 import stat
@@ -21,24 +22,23 @@ import numpy as np
 import pytest
 
 from tessera.data.source import download
-from tessera.data.source.download import fetch, locked, unpack
-from tessera.utils import http_client
+from tessera.data.source.download import NetworkLimits, fetch, locked, unpack
 from tessera.utils.errors import UserError
-from tessera.utils.http_client import NetworkLimits
 from tests.at_once import at_once
 from tests.file_server import FileServer
+from tests.raw_server import raw_server
 
 BODY = np.random.default_rng(0).bytes(300_000)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=5.0))
+    monkeypatch.setattr(download, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=5.0))
 
 
 @pytest.fixture
 def one_try(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", replace(http_client.LIMITS, attempts=1))
+    monkeypatch.setattr(download, "LIMITS", replace(download.LIMITS, attempts=1))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_changed_file_is_not_joined(
     server.etag = '"one"' if etag else ""
     server.break_after = [100_000]
     with monkeypatch.context() as one_try, pytest.raises(UserError):
-        one_try.setattr(http_client, "LIMITS", replace(http_client.LIMITS, attempts=1))
+        one_try.setattr(download, "LIMITS", replace(download.LIMITS, attempts=1))
         fetch(server.url, tmp_path / "data.zip")
     server.etag, server.body = etag, body
     assert fetch(server.url, tmp_path / "data.zip").read_bytes() == server.body
@@ -211,6 +211,64 @@ def test_one_holds_a_lock_at_a_time_and_none_leaves_its_file(tmp_path: Path) -> 
 
     at_once([hold] * 4)
     assert most == 1 and not list((tmp_path / "deep").iterdir())
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_a_silent_server_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "LIMITS", NetworkLimits(2, 0.01, 0.5))
+    with (
+        raw_server([OK + b'ETag: "a"\r\nContent-Length: 1000\r\n\r\n', b"x", 60.0]) as server,
+        pytest.raises(UserError, match=r"timed out.*command again to resume"),
+    ):
+        fetch(server.url, tmp_path / "data.zip")
+    assert len(server.requests) <= 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://a:99999999/\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 64 + b"/\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ftp://a/b\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: SELF?" + b"x" * 5000 + b"\r\n\r\n", "more than 10 times"),
+        (b"HTTP/1.1 302 Found\r\nLocation: SELF\r\n\r\n", "more than 10 times"),
+        (b"HTTP/1.1 302 Found\r\nLocation: SELF\r\nContent-Length: 99999999\r\n\r\n" + bytes(999), "than 10 times"),
+        (b"HTTP/1.1 404 \x1b[31m" + b"x" * 9999 + b"\r\n\r\n", r"404 \\x1b\[31mxxx.*Check the address"),
+        (b"HTTP/1.1 99999999 no\r\n\r\n", "broke"),
+        (b"SSH-2.0-OpenSSH\r\n", "broke"),
+        (OK + b"Content-Length: " + b"9" * 6000 + b"\r\n\r\n", ""),
+        (OK + b"Content-Encoding: GZip\r\n\r\n", r"sends it encoded \(gzip\), expected identity"),
+        (OK + b"Content-Length: -5\r\n\r\nabc", ""),
+        (OK + b"".join(b"A%d: b\r\n" % n for n in range(200)) + b"\r\n", "broke"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\nmany\r\n", "broke"),
+        (OK + b"ETag: \x01\r\nContent-Length: 99\r\n\r\nabc", "ended after 3 of 99"),
+    ],
+)  # fmt: skip
+def test_answers_that_are_not_http(tmp_path: Path, answer: bytes, message: str) -> None:
+    with raw_server([answer]) as server:
+        try:
+            fetch(server.url, tmp_path / "data.zip")
+        except UserError as error:
+            assert len(str(error)) < 800 and str(error).replace("\n", "").isprintable()
+            found = str(error)
+        else:
+            found = ""
+    assert re.search(message, found), found
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[", "http://a:b/", "http://a:99999/", "http://a/\x1b[31m", "http://a b/", "http://é/", "http://.../",
+     f"http://{'a' * 64}/", f"http://a/{'b' * 5000}", "http://a\ud800/", "https://@/", "http://a/\u202e",
+     "file:///etc/passwd", "ftp://a/b.zip"],
+)  # fmt: skip
+def test_addresses_that_are_none(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UserError, match="Cannot download") as error:
+        fetch(url, tmp_path / "data.zip")
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
 
 
 FILES = {"set/images/a.jpg": b"image", "set/labels/a.txt": b"", "set/readme": b"x" * 5000}

@@ -25,7 +25,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def is_certain(path: Path) -> bool:
     """Whether the header alone gives the size."""
-    header = read_file_header(str(path), path.stat().st_size)
+    header = read_file_header(str(path))
     return header is not None and header.is_decoded_size
 
 

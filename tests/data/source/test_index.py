@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tessera.analysis.error_analysis import ImageLabels, locate_labels
 from tessera.data.labels.label_files import label_path
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import decoded_size
 from tessera.data.source.index import problem_report
-from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.errors import UserError
 from tests.data.labels.test_voc import voc, voc_object, write_voc
 from tests.data.make import write_dataset, write_image

@@ -131,7 +131,7 @@ def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
         parse_sources([tmp_path / "b.jxl"])
     if not READS_HEIC:
         with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
-            decode_raw_pixels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
+            decode_raw_pixels(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "a.heic")
 
 
 def test_what_hides_all_images_is_named(tmp_path: Path) -> None:

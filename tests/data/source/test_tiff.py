@@ -32,7 +32,7 @@ def levels(dtype: str, bands: int = 0, height: int = 24, width: int = 31) -> np.
 
 
 def decoded(encoded: bytes) -> np.ndarray:
-    return decode_raw_pixels(np.frombuffer(encoded, np.uint8), "a.tif")
+    return decode_raw_pixels(encoded, "a.tif")
 
 
 def as_colours(image: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def test_counting_pages_that_overlap_ends_soon() -> None:
         struct.pack_into("<HHHI", made, at, entries, 254, 3, entries)
         struct.pack_into("<I", made, at + 2 + 12 * entries, at + 14)
     started = time.monotonic()
-    assert extra_pages_message(bytes(made)).startswith("the first of 10,000 or more pages is used")
+    assert extra_pages_message(bytes(made)) == ""
     assert time.monotonic() - started < 5
 
 

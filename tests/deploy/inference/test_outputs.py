@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.labels import auto_labels
 from tessera.deploy.inference import outputs as outputs_module
+from tessera.deploy.inference.auto_labels import auto_labels
+from tessera.deploy.inference.drawing import Style
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
     AutoLabelFiles,
@@ -32,13 +33,12 @@ from tessera.deploy.inference.outputs import (
     class_folders,
     label_classes,
 )
+from tessera.deploy.inference.result_files import name_key
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, Media, SourceEvent
 from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.result_files import name_key
 from tessera.utils.files import sha256
-from tessera.utils.report.image_grid import Style
 from tests.deploy.exporting.made import picture
 from tests.deploy.inference.sources.made_sources import barcode, events, frames, items, number_of
 
@@ -130,7 +130,7 @@ def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> N
         output.add(result_of(FRAME), FRAME, PurePath(place))
         output.close()
     wrong = list[str]()
-    found = auto_labels.auto_labels([tmp_path], wrong)
+    found = auto_labels([tmp_path], wrong)
     assert {path: (label.weights, label.names, label.least_score) for path, label in found.items()} == {
         tmp_path / "a.txt": ("first.pt", ("car",), 0.5),
         tmp_path / "cam/b.txt": ("second.pt", ("car",), 0.5),
@@ -149,7 +149,7 @@ def test_auto_labels_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
         output.add(result_of(FRAME), FRAME, PurePath("a"))
         output.close()
         assert [row.split()[0] for row in (folder / "a.txt").read_text().splitlines()] == ["1"] * rows
-        (label,) = auto_labels.auto_labels([folder], []).values()
+        (label,) = auto_labels([folder], []).values()
         assert label.names == listed and label.least_score == (0.5 if rows else 1)
     assert label_classes(["car"], "") == (["car"], ())
     with pytest.raises(UserError, match=r"none of its 2 classes matches one of the model's 1 by name"):

@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.data.source import download
+from tessera.data.source.download import NetworkLimits
+from tessera.deploy.foreign import published as table
+from tessera.deploy.foreign.published import PUBLISHED
 from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils import http_client
 from tessera.utils.checkpoints import format
-from tessera.utils.checkpoints import weights as module
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, resolve_weights
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import open_model
-from tessera.utils.flags import model_zoo as table
-from tessera.utils.flags.model_zoo import PUBLISHED
-from tessera.utils.http_client import NetworkLimits
 from tessera.utils.ranks.world import World
 from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint
 from tests.file_server import FileServer
@@ -47,13 +46,13 @@ DIGEST = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
+    monkeypatch.setattr(table, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """A server of BODY under every published name, and a table that knows its address, size and digest."""
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
+    monkeypatch.setattr(download, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     with FileServer(BODY).running() as server:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.analysis.error_counts import Errors, count_errors
 from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matching import Matches, Regions, match_image
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index

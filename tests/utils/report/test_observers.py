@@ -1,4 +1,4 @@
-"""Observers of a run: its files, also where they cannot be written, its plots and trackers, and a user's own."""
+"""Observers of a run: its files, also where they cannot be written, its trackers, and a user's own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ import torch
 import yaml
 
 import tessera
+from tessera.analysis.trackers import Trackers
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Training
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.curves import summarize
 from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
-from tessera.utils.report.image_grid import SampleImageCollector
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
-from tessera.utils.report.plots import Plots
 from tessera.utils.report.results_csv import RunFiles, read_results
-from tessera.utils.report.trackers import Loggers, Trackers
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import TINY, Trainer
-from tests.utils.evaluation.made_images import accumulate
 
 HYP = load_hyp("hyp.scratch-low.yaml")
 INDEX = make_index([])
@@ -128,7 +124,7 @@ def test_trackers_get_the_optimizer_that_is_used_and_both_of_two_values_of_one_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MagicMock()
-    monkeypatch.setattr("tessera.utils.report.trackers.Loggers", made)
+    monkeypatch.setattr("tessera.analysis.trackers.Loggers", made)
     with opened(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25)):
         config = made.call_args.args[2]
     assert config["optimizer"] == "AdamW" and config["lr0"] == 0.01
@@ -149,35 +145,6 @@ def test_event_files_of_the_run_before_go_only_where_a_new_run_begins(tmp_path: 
     with pytest.raises(UserError), opened(tmp_path):
         pass
     assert events.is_file()
-
-
-def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
-    """The last epoch may be the best, of which all images are."""
-    plots = Plots()
-    plots.begin(made_training(tmp_path, 1, epochs=95))
-    assert [number for number in range(95) if plots.collectors(number)] == [*range(0, 95, 10), 94]
-    assert plots.collectors(None)
-
-
-def test_trackers_get_the_images_of_the_start_once_and_the_predictions_of_each_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However late they read them; images of an earlier run in the same folder are not sent."""
-    handed = list[Path]()
-    metrics, _ = summarize(accumulate([]), 1)
-    monkeypatch.setattr(Loggers, "image", lambda self, tag, path, number: handed.append(path))
-    monkeypatch.setattr(SampleImageCollector, "__len__", lambda self: 1)
-    monkeypatch.setattr(SampleImageCollector, "write_predictions", lambda self, path, conf: path.write_text(f"{conf}"))
-    (tmp_path / "train_batch0.jpg").touch()
-    for first, start in ((0, ["labels.jpg", "train_batch0.jpg"]), (1, [])):
-        handed.clear()
-        with Observers([Plots(), Trackers()], World()).of(made_training(tmp_path, first, epochs=2)) as observers:
-            assert [path.name for path in handed] == start[:1]
-            for number in range(first, 2):
-                assert observers.collectors(number)
-                observers.epoch(epoch(number, metrics=metrics))
-        predictions = [f"predictions_epoch{number}.jpg" for number in range(first, 2)]
-        assert sorted(path.name for path in handed) == sorted([*start, *predictions])
 
 
 class Noted(Observer):
@@ -219,5 +186,7 @@ def test_other_ranks_have_the_observers_of_every_rank_alone(tmp_path: Path) -> N
 def test_own_observers_are_classes_of_a_module() -> None:
     (made,) = own_observers(["tests.utils.report.test_observers:Noted"])
     assert type(made).__name__ == "Noted"
-    with pytest.raises(ConfigError, match=r"--callbacks builtins:dict: found .* expected a class derived"):
+    with pytest.raises(
+        ConfigError, match=r"--callbacks builtins:dict: found .* expected a class derived from Observer"
+    ):
         own_observers(["builtins:dict"])

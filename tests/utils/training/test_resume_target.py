@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.analysis.trackers import Trackers
 from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.run_lock import RunLockedError, lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.report.trackers import Trackers
 from tessera.utils.training.resume_target import (
     TrainingResult,
     TrainTarget,

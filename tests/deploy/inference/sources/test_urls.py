@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.data.source import download
 from tessera.data.source.decode import read_image
+from tessera.data.source.download import NetworkLimits
 from tessera.deploy.inference.sources import urls
 from tessera.deploy.inference.sources.frames import Frame
 from tessera.deploy.inference.sources.urls import read_address
-from tessera.utils import http_client
 from tessera.utils.errors import UserError
-from tessera.utils.http_client import NetworkLimits
 from tests.data.make import write_image
 from tests.deploy.inference.sources.made_sources import events, frames, items, mjpeg_server, number_of, write_video
 from tests.raw_server import raw_server
@@ -25,7 +25,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60))
+    monkeypatch.setattr(download, "LIMITS", NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60))
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_a_truncated_response_is_requested_again(picture: Path) -> None:
     with raw_server([OK + b"Content-Length: %d\r\n\r\n" % len(body) + body[:200]]) as server:
         with pytest.raises(UserError, match=r"ended after 200 of .*Check the URL and the network"):
             read_address(f"{server.url}.png")
-        assert len(server.requests) == http_client.LIMITS.attempts
+        assert len(server.requests) == download.LIMITS.attempts
 
 
 @pytest.mark.parametrize(("limit", "suffix", "what"), [

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tessera.analysis import trackers
+from tessera.analysis.trackers import TRACKERS, Loggers, import_tracker
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
-from tessera.utils.report import trackers
-from tessera.utils.report.trackers import TRACKERS, Loggers, import_tracker
 
 CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
 
@@ -56,6 +56,14 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Re
     module.__dict__.update(members)
     monkeypatch.setitem(sys.modules, TRACKERS[tracker].module, module)
     return fake
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A small red image."""
+    path = tmp_path / "val_batch0_pred.jpg"
+    cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
+    return path
 
 
 def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
@@ -260,7 +268,7 @@ def test_a_process_ends_though_a_tracker_hangs(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("import time\ndef __getattr__(name):\n    time.sleep(600)\n")
     program = f"""
 import contextlib, pathlib, sys
-from tessera.utils.report import trackers
+from tessera.analysis import trackers
 trackers.CLOSE_S = 0.3
 with contextlib.closing(trackers.Loggers(["wandb"], pathlib.Path({str(tmp_path)!r}), {{}})) as log:
     log.scalars({{"a": 1.0}}, 0)

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from tessera.utils.engine.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS, NoProfile, open_profile
+from tessera.analysis.profile import SKIPPED_STEPS, STAGES, TRACED_STEPS
+from tessera.utils.engine.profile import NoProfile, open_profile
 from tessera.utils.ranks.world import World
 
 

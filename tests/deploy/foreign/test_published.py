@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from tessera.deploy.exporting.flags import ExportConfig
-from tessera.deploy.inference.flags import DetectConfig
-from tessera.models.detector import DetectionModel, count_parameters
-from tessera.utils.config import TrainConfig
-from tessera.utils.errors import ConfigError
-from tessera.utils.flags.model_zoo import (
+from tessera.deploy.foreign.published import (
     PUBLISHED,
     PublishedWeights,
     licence_of,
@@ -21,6 +17,10 @@ from tessera.utils.flags.model_zoo import (
     published_weights,
     suggestion,
 )
+from tessera.deploy.inference.flags import DetectConfig
+from tessera.models.detector import DetectionModel, count_parameters
+from tessera.utils.config import TrainConfig
+from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 

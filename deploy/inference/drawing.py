@@ -1,32 +1,58 @@
-"""Images with boxes: grids in one JPEG, and the sample images of a validation."""
+"""Images with boxes: class colours, fonts, labels, and grids in one JPEG.
+
+Fonts come with matplotlib or are installed on the machine; nothing is downloaded.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import matplotlib
 import numpy as np
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.errors import warn_on_error
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
 from tessera.utils.thresholds import DEFAULT_CONF
-from tessera.utils.types import Batch, DatasetIndex, Detections
+
+log = logging.getLogger(__name__)
 
 MAX_IMAGES = 16
 MAX_SIDE = 1920  # pixels of the whole grid
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
-SHOWN = 3 * MAX_IMAGES  # sample images of a validation
-_SAMPLE_SIDE = MAX_SIDE // 4  # pixels of an image in a full grid
 _CAPTION = (40, 40, 40)  # RGB behind a file name
 _AROUND = 255  # grey level beside an image that does not fill its tile
+# Chosen one after the other, each as far as possible from all before it and from grey in OKLab (Ottosson 2020),
+# within lightness 0.48-0.82, so that each shows on a photograph and on white paper.
+# fmt: off
+_COLOURS = (
+    0xE73830, 0x00D700, 0x4808FF, 0x30BFFF, 0xEF00FF, 0xF7B728, 0x007800, 0xFF9FDF,
+    0x873897, 0x0068AF, 0x70AF80, 0x9F80FF, 0x976800, 0xFF209F, 0x9700F7, 0xB7708F,
+    0xAF0058, 0xFF8F78, 0x008787, 0x00DFCF, 0xB7B7FF, 0xA7CF48, 0x4070FF, 0xC750C7,
+)
+# fmt: on
+
+# Families with the scripts that DejaVu Sans lacks, in order of preference; used where they are installed.
+_WIDE_FAMILIES = (
+    *(f"Noto Sans CJK {region}" for region in ("SC", "JP", "KR", "TC")),
+    *("Noto Sans SC", "Noto Sans JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "IPAGothic"),
+    *("Microsoft YaHei", "PingFang SC", "Hiragino Sans", "Malgun Gothic"),
+    *(f"Noto Sans {script}" for script in ("Thai", "Devanagari", "Bengali", "Tamil", "Telugu", "Khmer", "Ethiopic")),
+    *("Loma", "Lohit Devanagari", "FreeSans", "Arial Unicode MS"),
+)
+
+_NOTO = re.compile(r"NotoSans\w*-Regular\.tt[cf]")  # files of the fonts that a message asks to install
 
 
 class Style(NamedTuple):
@@ -59,18 +85,6 @@ class Annotations(NamedTuple):
         assert self.scores is not None and self.ids is None
         keep = self.scores.astype(np.float64) >= confidence
         return Annotations(self.boxes_xyxy[keep], self.classes[keep], self.scores[keep], threshold=confidence)
-
-
-def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
-    """Write the first 16 images of a training batch with their targets as a JPEG; arguments as of `grid`."""
-    images = list(batch.images[:MAX_IMAGES].cpu().numpy())
-    save_grid(images, [labelled(batch, image) for image in range(len(images))], names, captions, target)
-
-
-def labelled(batch: Batch, image: int) -> Annotations:
-    """Return the objects and ignored regions of one image of a batch."""
-    rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
-    return Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 
 def save_grid(
@@ -244,70 +258,76 @@ def _length(text: str, size: int) -> float:
     return sum(_font(file, size).getlength(part) for file, part in font_runs(text))
 
 
-class _Taken(NamedTuple):
-    """An image without padding, its labels and predictions."""
-
-    image: Pixels
-    labelled: Annotations
-    found: Annotations
-    caption: str
+# ------------------------------------------------------------------------------------------------- colours and fonts
 
 
-class SampleImageCollector:
-    """Collector of `images` images of a split, spread evenly over this rank's part, so that all shapes occur."""
+def class_colour(class_id: int) -> tuple[int, int, int]:
+    """Return the RGB colour of a class, 0-255; the 24 colours repeat."""
+    code = _COLOURS[class_id % len(_COLOURS)]
+    return code >> 16, code >> 8 & 255, code & 255
 
-    def __init__(self, index: DatasetIndex, ranks: int, images: int = SHOWN) -> None:
-        self._index, self._most = index, images
-        self._every = max(len(index) // (ranks * max(images, 1)), 1)
-        self._seen = 0
-        self._taken: list[_Taken] = []
 
-    def __len__(self) -> int:
-        return len(self._taken)
+def class_hex(class_id: int) -> str:
+    """Return `class_colour` as "#rrggbb"."""
+    return f"#{_COLOURS[class_id % len(_COLOURS)]:06x}"
 
-    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Collect the sampled images of a batch."""
-        with warn_on_error("sample images of the validation"):
-            for image in range(len(batch)):
-                if self._seen % self._every == 0 and len(self._taken) < self._most:
-                    self._taken.append(self._take(batch, image, found[image]))
-                self._seen += 1
 
-    def write(self, folder: Path, confidence: float) -> None:
-        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images each, with detections above a confidence."""
-        grids = -(-len(self._taken) // MAX_IMAGES)
-        for number in range(grids):
-            taken = self._taken[number::grids]
-            images, labels, _, captions = zip(*taken, strict=True)
-            with warn_on_error(f"val_batch{number} images"):
-                save_grid(images, labels, self._index.names, captions, folder / f"val_batch{number}_labels.jpg")
-                self.write_predictions(folder / f"val_batch{number}_pred.jpg", confidence, taken)
+def text_colour(background: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return black or white, whichever contrasts more with an RGB background (WCAG 2.1 relative luminance)."""
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in background)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return (0, 0, 0) if (luminance + 0.05) ** 2 > 0.05 * 1.05 else (255, 255, 255)
 
-    def write_predictions(self, target: Path, confidence: float, taken: Sequence[_Taken] = ()) -> None:
-        """Write the predictions on some images, by default on the first 16."""
-        taken = taken or self._taken
-        found = [image.found.above(confidence) for image in taken]
-        captions = [f"{image.caption} ≥ {confidence:.3f}" for image in taken]
-        save_grid([image.image for image in taken], found, self._index.names, captions, target)
 
-    def _take(self, batch: Batch, image: int, detections: Detections) -> _Taken:
-        scale_x, scale_y, left, top = batch.placements[image].tolist()
-        height, width = batch.sizes_hw[image].tolist()
-        x1, y1, x2, y2 = (round(v) for v in (left, top, left + scale_x * width, top + scale_y * height))
-        pixels = batch.images[image, y1:y2, x1:x2].cpu().numpy()
-        shrunk = min(_SAMPLE_SIDE / max(pixels.shape), 1.0)
-        if shrunk < 1:
-            pixels = cv2.resize(pixels, None, fx=shrunk, fy=shrunk, interpolation=cv2.INTER_AREA)
+@cache
+def font_families() -> tuple[str, ...]:
+    """Return font families for charts, each the fallback of the one before."""
+    manager = font_manager.fontManager
+    known = {entry.fname for entry in manager.ttflist}
+    for file in font_manager.findSystemFonts():  # matplotlib keeps its list of fonts, also when more are installed
+        if file not in known and _NOTO.fullmatch(Path(file).name):
+            manager.addfont(file)
+    installed = {entry.name for entry in manager.ttflist}
+    return ("DejaVu Sans", *(family for family in _WIDE_FAMILIES if family in installed))
 
-        labels = labelled(batch, image)
-        scores = detections.scores.float().cpu().numpy()
-        scale = np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
-        boxes = detections.boxes_xyxy.float().cpu().numpy() * scale + np.array([left, top, left, top], np.float32)
-        classes = detections.classes.cpu().numpy().astype(np.int64)
-        corner = np.array([x1, y1, x1, y1], np.float32)
-        return _Taken(
-            pixels,
-            labels._replace(boxes_xyxy=(labels.boxes_xyxy - corner) * shrunk),
-            Annotations((boxes - corner) * shrunk, classes, scores),
-            self._index.path(int(batch.indices[image])).name,
-        )
+
+@cache
+def _fonts() -> tuple[tuple[Path, frozenset[int]], ...]:
+    """Return file and covered code points of each of `font_families`."""
+    files = [Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"]
+    files += [Path(font_manager.findfont(family)) for family in font_families()[1:]]
+    return tuple((file, frozenset(FT2Font(str(file)).get_charmap())) for file in dict.fromkeys(files))
+
+
+def font_runs(text: str) -> list[tuple[Path, str]]:
+    """Split a text into parts, each with the first font file that has its characters."""
+
+    def file(character: str) -> Path:
+        return next((file for file, covered in _fonts() if ord(character) in covered), _fonts()[0][0])
+
+    return [(font, "".join(part)) for font, part in groupby(text, file)]
+
+
+@cache
+def class_text(number: int, name: str) -> str:
+    """Return the class name, preceded by the class number if some characters are in no font."""
+    shown = drawable(name)
+    if shown == " ".join(name.split()):
+        return name
+    _warn_of_fonts()
+    return f"{number} {shown}"
+
+
+@cache
+def _warn_of_fonts() -> None:
+    log.warning(
+        "No installed font has all characters of the class names: images and charts show ? and the class number. "
+        "Install Noto fonts, such as fonts-noto-cjk (Chinese, Japanese, Korean) and fonts-noto-core (other "
+        "scripts) of Debian and Ubuntu."
+    )
+
+
+def drawable(text: str, limit: int = 1000) -> str:
+    """Return `text` in one line of at most `limit` characters, with "?" for characters that no font has."""
+    text = "".join(c if any(ord(c) in known for _, known in _fonts()) else "?" for c in " ".join(text.split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"

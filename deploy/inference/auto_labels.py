@@ -15,9 +15,9 @@ from typing import Any
 from tessera.utils.files import open_plain
 from tessera.utils.text import shown
 
-NAME = "auto_labels.jsonl"
-MOST_BYTES = 1 << 30
-SCHEMA = "tessera-auto-labels 1"
+AUTO_LABELS = "auto_labels.jsonl"
+MOST_AUTO_LABELS = 1 << 30  # bytes
+AUTO_LABELS_SCHEMA = "tessera-auto-labels 1"
 _ANY_NAME = "auto_labels*.jsonl"  # several runs may write to one folder
 
 
@@ -37,7 +37,7 @@ def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLab
     for path in sorted(path for folder in folders for path in folder.glob(_ANY_NAME)):
         weights, names = "", tuple[str, ...]()
         try:
-            with open_plain(path, MOST_BYTES) as file:
+            with open_plain(path, MOST_AUTO_LABELS) as file:
                 lines = file.readlines()
         except OSError as error:
             wrong.append(f"{path}: cannot be read ({error.strerror}). Remove it, or write the labels again.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from tessera.utils.engine.state import INITIAL
-from tessera.utils.evaluation.curves import best_step
-from tessera.utils.evaluation.matching import CONFIDENCES
-from tessera.utils.report import charts
-from tessera.utils.report.charts import (
+from tessera.analysis import charts
+from tessera.analysis.charts import (
     plot_confidence_curve,
     plot_confusion_matrix,
     plot_labels,
@@ -29,10 +27,27 @@ from tessera.utils.report.charts import (
     plot_results,
     plot_validation,
 )
+from tessera.utils.engine.state import INITIAL
+from tessera.utils.evaluation.curves import best_step
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.report.results_csv import result_columns
-from tests.utils.report.made_charts import confusion_of, curves, index, names
+from tests.analysis.made_charts import confusion_of, curves, index, names
 
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
+    """The figures that were saved."""
+    made: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        save(figure, *args, **kwargs)
+        made.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    yield made
 
 
 def results(epochs: int, **columns: Any) -> pd.DataFrame:

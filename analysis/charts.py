@@ -24,13 +24,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from tessera.analysis.error_counts import ConfusionMatrix
+from tessera.deploy.inference.drawing import class_hex, class_text, drawable, font_families
 from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import Curves
-from tessera.utils.evaluation.error_counts import ConfusionMatrix
 from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.files import atomic_write
-from tessera.utils.report.palette import class_hex, class_text, drawable, font_families
 from tessera.utils.types import DatasetIndex
 
 BLUE, RED = class_hex(9), class_hex(0)

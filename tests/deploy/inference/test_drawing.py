@@ -1,47 +1,33 @@
-"""Images with boxes, and the sample images of a validation."""
+"""Images with boxes: grids, labels, class colours and fonts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tessera.utils.bit_depth import Pixels
-from tessera.utils.report import image_grid, palette
-from tessera.utils.report.image_grid import (
+from tessera.deploy.inference import drawing
+from tessera.deploy.inference.drawing import (
     MAX_SIDE,
     Annotations,
-    SampleImageCollector,
     _free_place,
+    class_colour,
+    class_text,
+    drawable,
+    font_runs,
     grid,
-    render_targets,
+    text_colour,
 )
-from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
-from tessera.utils.types import Batch, Detections
-from tests.utils.report.made_charts import index
 
 NAMES = ["person", "traffic light", "汽车", "a class whose name is longer than any image could ever be wide " * 3]
 
 
 def grey(count: int, height: int, width: int) -> NDArray[np.uint8]:
     return np.full((count, height, width, 3), 128, np.uint8)
-
-
-def batch(images: NDArray[np.uint8], targets: torch.Tensor) -> Batch:
-    count = len(images)
-    return Batch(
-        torch.from_numpy(images),
-        targets,
-        torch.arange(count),
-        torch.zeros((count, 2), dtype=torch.int64),
-        torch.zeros((count, 4), dtype=torch.float64),
-    )
 
 
 def marks(boxes: list[list[float]], classes: list[int], scores: list[float] | None = None) -> Annotations:
@@ -157,101 +143,13 @@ def test_text_is_one_line_of_characters_that_a_font_has() -> None:
 
 def test_each_part_of_a_text_has_a_font_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     fonts = (Path("latin.ttf"), frozenset(map(ord, "cat 0.87"))), (Path("thai.ttf"), frozenset(map(ord, "แมว ")))
-    monkeypatch.setattr(palette, "_fonts", lambda: fonts)
+    monkeypatch.setattr(drawing, "_fonts", lambda: fonts)
     assert font_runs("แมว 0.87") == [(Path("thai.ttf"), "แมว"), (Path("latin.ttf"), " 0.87")]
 
 
 def test_a_class_whose_characters_no_font_has_is_shown_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
-    for cached in (palette.class_text, palette._warn_of_fonts):
+    for cached in (drawing.class_text, drawing._warn_of_fonts):
         cached.cache_clear()
     names = ["cat", "\U0010fffd", "a\U0010fffdb", "\U0010fffc"]
     assert [class_text(number, name) for number, name in enumerate(names)] == ["cat", "1 ?", "2 a?b", "3 ?"]
     assert caplog.text.count("Install Noto fonts, such as fonts-noto-cjk") == 1
-
-
-def test_targets_become_a_jpeg_of_sixteen_images(tmp_path: Path) -> None:
-    targets = torch.tensor([[0, 0, 10, 10, 60, 60], [1, 1, 5, 6, 30, 31]], dtype=torch.float32)
-    path = tmp_path / "deep" / "train_batch0.jpg"
-    render_targets(batch(grey(20, 64, 96), targets), NAMES, ["a.jpg"] * 20, path)
-    picture = cv2.imread(str(path))
-    assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
-    assert np.abs(picture[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-NOTHING = Detections(torch.zeros((0, 4)), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-
-
-def letterboxed(first: int, count: int, size_hw: tuple[int, int], padding: int = 0) -> Batch:
-    """Grey images with black padding all around, each with an object of class 1 over the whole image."""
-    height, width = size_hw
-    images = np.zeros((count, height + 2 * padding, width + 2 * padding, 3), np.uint8)
-    images[:, padding : padding + height, padding : padding + width] = 128
-    box = [padding, padding, padding + width, padding + height]
-    return Batch(
-        torch.from_numpy(images),
-        torch.tensor([[i, 1, *box] for i in range(count)], dtype=torch.float32),
-        torch.arange(first, first + count),
-        torch.tensor([size_hw] * count),
-        torch.tensor([[1.0, 1.0, padding, padding]] * count, dtype=torch.float64),
-    )
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list[Pixels], list[Annotations]]]:
-    """Images and boxes of each grid, by its name."""
-    found = {}
-    monkeypatch.setattr(
-        image_grid, "save_grid", lambda i, a, names, captions, target: found.update({target.name: (i, a)})
-    )
-    return found
-
-
-def test_a_grid_shows_images_of_all_shapes(
-    tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
-) -> None:
-    """Spread over the share of a rank, which comes sorted by shape; two images in the last batch are enough."""
-    sink = SampleImageCollector(index(["a", "b"], 5 * 192), ranks=2)  # of 96 images every other one is shown
-    for first, count, size_hw in ((0, 40, (64, 64)), (40, 40, (48, 64)), (80, 16, (64, 32))):
-        shown = letterboxed(first, count, size_hw, padding=8)
-        sink.add(shown, [NOTHING] * count)
-    sink.write(tmp_path, 0.25)
-    assert sorted(written) == [f"val_batch{i}_{what}.jpg" for i in range(3) for what in ("labels", "pred")]
-    for images, _ in written.values():
-        assert len(images) == 16
-        assert {image.shape for image in images} == {(64, 64, 3), (48, 64, 3), (64, 32, 3)}
-        assert all((image == 128).all() for image in images), "without padding"
-    boxes = np.concatenate([mark.boxes_xyxy for mark in written["val_batch0_labels.jpg"][1]])
-    assert boxes[0].tolist() == [0, 0, 64, 64]
-
-
-def test_few_images_fill_one_grid_and_large_ones_stay_small(
-    tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
-) -> None:
-    sink = SampleImageCollector(index(["a", "b"], 25), ranks=1)
-    sink.add(letterboxed(0, 5, (960, 1280)), [NOTHING] * 5)
-    sink.write(tmp_path, 0.25)
-    assert sorted(written) == ["val_batch0_labels.jpg", "val_batch0_pred.jpg"]
-    images, labelled = written["val_batch0_labels.jpg"]
-    assert [image.shape for image in images] == [(360, 480, 3)] * 5
-    assert labelled[0].boxes_xyxy.tolist() == [[0, 0, 480, 360]]
-
-
-def test_a_sink_that_shows_nothing_keeps_nothing(tmp_path: Path) -> None:
-    sink = SampleImageCollector(index(["a", "b"], 25), ranks=1, images=0)
-    sink.add(letterboxed(0, 5, (64, 64)), [NOTHING] * 5)
-    sink.write(tmp_path, 0.25)
-    assert len(sink) == 0 and not list(tmp_path.iterdir())
-
-
-def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
-    boxes = torch.tensor([[20, 100, 200, 200], [20, 220, 200, 300]], dtype=torch.float32)
-    found = Detections(boxes, torch.tensor([0.9, 0.1]), torch.tensor([0, 1]))
-    sink = SampleImageCollector(index(["a", "b"], 10), ranks=1)
-    sink.add(letterboxed(0, 2, (320, 320), padding=8), [found, NOTHING])
-    sink.write_predictions(tmp_path / "p.png", 0.5)
-    picture = cv2.imread(str(tmp_path / "p.png"))
-    assert picture is not None and picture.shape == (320, 640, 3)
-    red, green = (np.abs(picture[:, :, ::-1].astype(int) - class_colour(i)).max(-1) < 60 for i in (0, 1))
-    assert red.sum() > 500 and green.sum() == 0
-    assert np.argwhere(red)[:, 1].min() == pytest.approx(19, abs=2), "without the padding at the left"

@@ -1,4 +1,4 @@
-"""Published weights that can be given by name: URL, size, digest, licence and mAP of each file.
+"""Published weights that can be given by name: URL, size, digest, licence and mAP of each file; their download.
 
 The mAP is the publisher's: YOLOX's model zoo, the YOLOv9 authors' table, YOLOv5's release 7.0. A digest is listed
 if projects that pin the file agree on it.
@@ -6,11 +6,24 @@ if projects that pin the file agree on it.
 
 from __future__ import annotations
 
+import logging
 import re
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from tessera.utils.errors import did_you_mean
+from tessera.data.source.download import fetch
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.files import sha256
+from tessera.utils.text import one_line, shown
+
+log = logging.getLogger(__name__)
+
+MAX_WEIGHTS_BYTES = 4 << 30
+_TERMS = {"AGPL-3.0": " Check its terms before you distribute what you make with it; --list-weights shows others."}
 
 _YOLOX = "https://github.com/Megvii-BaseDetection/YOLOX/releases/download/0.1.1rc0/"
 _YOLOV9 = "https://github.com/MultimediaTechLab/YOLO/releases/download/v1.0-alpha/"
@@ -91,6 +104,65 @@ def published_weights(name: str) -> PublishedWeights | None:
     stem = stem if suffix in ("pt", "pth") else name
     known = {spelling: weights for weights in PUBLISHED for spelling in (weights.stem, weights.cfg[: -len(".yaml")])}
     return known.get(stem)
+
+
+def published_file(name: str) -> Path | None:
+    """Return the published file of a name in the working directory or the cache, downloaded if missing; or None.
+
+    Raises:
+        UserError: the download fails, or the file is not the published one.
+    """
+    known = published_weights(name)
+    if known is None:
+        return None
+    if (here := Path(known.name)).is_file():
+        return here
+    cached = cache_dir() / "weights" / known.name
+    if cached.is_file():
+        try:
+            digest = sha256(cached) if known.sha256 else ""
+        except OSError as error:
+            raise UserError(
+                f"--weights {known.name}: cannot read {cached}: {error.strerror or error}. Check its permissions."
+            ) from error
+        if digest != known.sha256:
+            raise UserError(
+                f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{digest}', expected "
+                f"'{known.sha256}'. Delete it to download it again, or give its path as --weights to use it as it is."
+            )
+        return cached
+    arrived: list[str] = []
+    fetch(
+        known.url,
+        cached,
+        max_bytes=MAX_WEIGHTS_BYTES,
+        accept=lambda part: arrived.append(_checked_digest(known, part, cached)),
+    )
+    if arrived:  # otherwise another process has downloaded and logged it
+        parts, size = urlsplit(known.url), cached.stat().st_size
+        pinned = "" if known.sha256 else " (not pinned: no digest of this file is known)"
+        log.info(
+            f"{known.name}: {size / 1e6:.1f} MB from {parts.netloc}{parts.path.rpartition('/')[0]}, {known.licence}, "
+            f"SHA-256 {arrived[0]}{pinned}, cached as {cached}.{_TERMS.get(known.licence, '')}"
+        )
+    return cached
+
+
+def _checked_digest(known: PublishedWeights, part: Path, cached: Path) -> str:
+    """Return the digest of a download; raise UserError if it is not the published file."""
+    size, digest = part.stat().st_size, sha256(part)
+    plausible = known.size is None or abs(size - known.size) <= 0.2 * known.size
+    if digest == known.sha256 or (not known.sha256 and plausible and zipfile.is_zipfile(part)):
+        return digest
+    with part.open("rb") as file:
+        begins = shown(file.read(40).decode(errors="replace"))
+    about = "" if known.size is None else f" of about {known.size / 1e6:.1f} MB"
+    expected = f"SHA-256 {known.sha256}" if known.sha256 else f"a checkpoint{about}"
+    raise UserError(
+        f"Cannot use {one_line(known.url, 200)}: the server sent {size:,} bytes that begin with {begins}, SHA-256 "
+        f"{digest}, expected {expected}. Nothing was saved. Check the address in a browser; put the "
+        f"published file at {shown(cached)}, or give a local file as --weights."
+    )
 
 
 def licence_of(family: str) -> str:

@@ -263,6 +263,11 @@ class Channel:
 class Trackers(Observer):
     """The trackers of `--loggers`; a resumed run continues their runs."""
 
+    def require(self, names: Sequence[str]) -> None:
+        """Raise ConfigError if a tracker cannot be imported."""
+        for name in names:
+            import_tracker(name)
+
     def begin(self, training: Training) -> None:
         context = training.context
         self._training, self._folder = training, context.folder

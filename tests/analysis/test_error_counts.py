@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation import error_counts
+from tessera.analysis import error_counts
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, Regions, match_image
 from tests.utils.evaluation.coco_oracle import assert_equals_coco

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.analysis.error_counts import ConfusionMatrix
 from tessera.utils.evaluation.curves import Curves
-from tessera.utils.evaluation.error_counts import ConfusionMatrix
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.utils.evaluation.matching import Matches
-from tessera.utils.evaluation.result_files import (
+from tessera.deploy.inference.result_files import (
     COCO_IDS,
     COCO_NAMES,
     coco_category_ids,
@@ -19,6 +18,7 @@ from tessera.utils.evaluation.result_files import (
     save_coco_results,
     save_txt,
 )
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.types import CocoIds, Detections
 from tests.utils.evaluation.made_images import share
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path, PurePath
 
@@ -138,8 +138,8 @@ def coco_image_ids(stems: Sequence[str]) -> list[int | str]:
     return ids if len(set(ids)) == len(ids) else list(stems)
 
 
-def coco_results(found: Matches, ids: CocoIds) -> Iterator[dict[str, object]]:
-    """Yield results in COCO's format by ascending image; bbox is (left, top, width, height).
+def save_coco_results(target: Path, found: Matches, ids: CocoIds) -> None:
+    """Write results in COCO's format by ascending image, one per line, atomically; bbox is (left, top, width, height).
 
     Boxes have five decimals. Scores keep all digits of float32, so that different ones do not become ties.
     """
@@ -151,15 +151,10 @@ def coco_results(found: Matches, ids: CocoIds) -> Iterator[dict[str, object]]:
         boxes.round(5).tolist(),
         found.scores.astype(str).astype(np.float64).tolist(),
     )
-    for image, class_id, box, score in zip(*columns, strict=True):
-        yield {"image_id": ids.images[image], "category_id": ids.categories[class_id], "bbox": box, "score": score}
-
-
-def save_coco_results(target: Path, found: Matches, ids: CocoIds) -> None:
-    """Write `target` atomically, one result per line."""
     with atomic_write(target) as file:
         separator = b"[\n"
-        for row in coco_results(found, ids):
+        for image, class_id, box, score in zip(*columns, strict=True):
+            row = {"image_id": ids.images[image], "category_id": ids.categories[class_id], "bbox": box, "score": score}
             file.write(separator + strict_json(row).encode())
             separator = b",\n"
         file.write(b"\n]\n" if separator == b",\n" else b"[]\n")
