@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tessera.analysis.error_analysis import Box, ImageLabels
@@ -259,6 +260,8 @@ class EvidenceCollector:
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Add the images of a batch."""
         for image, detections in zip(batch.indices.tolist(), found, strict=True):
+            if (unlabelled := self._index.unlabelled(image)) is not None:
+                detections = detections.select(torch.from_numpy(~unlabelled)[detections.classes])
             classes, boxes = self._index.labels(image)
             of_regions, regions = self._index.ignored(image)
             known = self._known[classes]

@@ -81,7 +81,8 @@ def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], 
 
 def labelled(batch: Batch, image: int) -> Annotations:
     """Return the objects and ignored regions of one image of a batch."""
-    rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
+    shown = (batch.targets[:, 0] == image) & (batch.targets[:, 1] >= -1)
+    rows = batch.targets[shown].cpu().numpy()
     return Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 

@@ -66,6 +66,8 @@ class DatasetSpec:
     parts: tuple[tuple[str, ...], ...] = ()  # names in labels that are merged into each class; () = no merging
     excluded_names: tuple[str, ...] = ()  # names in labels that `classes` turns into background
     keypoints: int = 0  # numbers after the box in a row of a pose label, by `kpt_shape`
+    # Split → the classes that each of its entries labels, None = all; {} if all entries label all classes.
+    labelled: dict[str, tuple[tuple[str, ...] | None, ...]] = field(default_factory=dict)
 
     @property
     def nc(self) -> int:
@@ -95,6 +97,10 @@ class DatasetIndex:
     ignored_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     ignored_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
+    # Classes that images do not label, so that they may show such objects: the sets that occur, (K, C), and the set of
+    # each image, -1 for none (N,), or (0,) if all images label all classes.
+    unlabelled_sets: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
+    set_of_image: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # `CocoIds` as JSON, or (0,)
     excluded_summary: str = ""  # description of the objects that `classes` of the YAML excludes
     stored_hash: str = ""  # `content_hash`, if it was computed before
@@ -118,6 +124,20 @@ class DatasetIndex:
         start, end = self.ignored_offsets[index : index + 2] if len(self.ignored_offsets) else (0, 0)
         return self.ignored_classes[start:end], self.ignored_boxes_xyxy[start:end]
 
+    def unlabelled_set(self, index: int) -> int:
+        """Return the row of `unlabelled_sets` of image `index`; -1 if the image labels all classes."""
+        return int(self.set_of_image[index]) if len(self.set_of_image) else -1
+
+    def unlabelled(self, index: int) -> NDArray[np.bool_] | None:
+        """Return which classes image `index` does not label, (C,); None if it labels all."""
+        row = self.unlabelled_set(index)
+        return None if row < 0 else self.unlabelled_sets[row]
+
+    def images_per_label(self) -> NDArray[np.int64]:
+        """Return for each class the number of images that label it, (C,)."""
+        without = np.bincount(self.set_of_image[self.set_of_image >= 0], minlength=len(self.unlabelled_sets))
+        return len(self) - without @ self.unlabelled_sets.reshape(len(without), len(self.names))
+
     def coco_ids(self) -> CocoIds | None:
         """Return the ids of the COCO file that the images come from; None without one."""
         if len(self.coco_text) == 0:
@@ -138,7 +158,7 @@ class DatasetIndex:
         state.update("\0".join(self.names).encode())
         labels = self.sizes_hw, self.box_offsets, self.classes, self.boxes_xyxy, self.segment_points
         regions = self.ignored_offsets, self.ignored_classes, self.ignored_boxes_xyxy  # empty ones add nothing
-        for array in (*labels, *regions):
+        for array in (*labels, *regions, self.unlabelled_sets, self.set_of_image):
             state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
 
@@ -168,7 +188,8 @@ class Sample:
 
     image: NDArray[np.uint8]  # (H, W, 3) RGB
     boxes_xyxy: NDArray[np.float32]  # (n, 4) pixels
-    classes: NDArray[np.int32]  # (n,), -1 of an ignored region
+    # (n,), -1 of an ignored region, -2 - k of a region whose image has row k of `DatasetIndex.unlabelled_sets`
+    classes: NDArray[np.int32]
     # Polygons (k, 2) in pixels, one per object (k = 0: none), or [] in a dataset without any.
     segments: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -178,7 +199,9 @@ class Batch:
     """Samples as tensors."""
 
     images: Tensor  # uint8 (B, H, W, 3) RGB; `permute(0, 3, 1, 2)` is a channels-last view
-    targets: Tensor  # float32 (T, 6): image, class (-1 = ignored region), x1, y1, x2, y2 in pixels of `images`
+    # float32 (T, 6): image, class, x1, y1, x2, y2 in pixels of `images`. Class -1 is an ignored region, class -2 - k a
+    # region where the classes of row k of `unlabelled` have no labels.
+    targets: Tensor
     indices: Tensor  # int64 (B,), images of the dataset
     sizes_hw: Tensor  # int64 (B, 2), the original sizes
     # float64 (B, 4), rows scale_x, scale_y, left, top of a letterbox: x_batch = x_original · scale_x + left. NaN in
@@ -186,6 +209,7 @@ class Batch:
     placements: Tensor
     # Images that did not decode → reason. In training they are grey without objects, in validation missing.
     undecodable: Mapping[int, str] = field(default_factory=dict)
+    unlabelled: Tensor | None = None  # bool (K, C); None if all images label all classes
     # All images that were read: of the samples, their mosaics, and the undecodable ones.
     loaded: AbstractSet[int] = frozenset()
 
@@ -211,6 +235,10 @@ class Detections:
 
     def __len__(self) -> int:
         return self.scores.shape[0]
+
+    def select(self, rows: Tensor) -> Detections:
+        """Return those of `rows`, bool (D,)."""
+        return Detections(self.boxes_xyxy[rows], self.scores[rows], self.classes[rows])
 
     def cpu(self) -> Detections:
         """Return the detections on the host."""

@@ -26,7 +26,7 @@ from tessera.data.source.messages import (
     missing_labels,
     shared_labels,
     unknown_classes,
-    unlabelled,
+    without_label_file,
     untrained_classes,
     unused_ignores,
     without_objects,
@@ -247,7 +247,7 @@ def _class_table(names: Sequence[str], counts: Sequence[SplitCounts]) -> list[st
 def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     """Count the images of a split with and without labels, and report those that may have lost them."""
     listing, scanned = part.listing, part.scanned
-    missing = unlabelled(listing, scanned)
+    missing = without_label_file(listing, scanned)
     lost = missing_labels(part.split, listing, scanned)
     if part.split == "val" and missing and len(missing) == len(scanned.counts):
         lost = [f"val: none of its {plural(len(missing), 'image')} has a label file, such as {missing[0]}"]

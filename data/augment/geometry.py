@@ -100,13 +100,13 @@ class Warp:
         return np.vstack([horizon, canvas_sides, x, width * depth - x, y, height * depth - y])
 
 
-def append_ignored_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
-    """Append ignored regions, (r, 4), to the objects of a sample."""
+def append_regions(sample: Sample, regions_xyxy: NDArray[np.float32], classes: NDArray[np.int32]) -> Sample:
+    """Append regions, (r, 4), with classes below 0, (r,), to the objects of a sample."""
     outlines = regions_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     return Sample(
         sample.image,
         np.concatenate([sample.boxes_xyxy, regions_xyxy]),
-        np.concatenate([sample.classes, np.full(len(regions_xyxy), -1, np.int32)]),
+        np.concatenate([sample.classes, classes]),
         [*(sample.segments or [np.zeros((0, 2), np.float32)] * len(sample.classes)), *outlines],
     )
 

@@ -157,7 +157,8 @@ def choose_copy_paste(
 
     Each is chosen with `probability`, and pasted if its mirrored box covers less than 0.3 of every existing box,
     including pasted ones. Objects that overlap an ignored region are not pasted, because the copy would show the region
-    outside of it. Draws one number per object from `rng`, none if `probability` is 0.
+    outside of it. Objects of an image that does not label all classes are pasted with a region that says so. Draws one
+    number per object from `rng`, none if `probability` is 0.
 
     Returns:
         The mirrored objects, or None if there are none.
@@ -166,20 +167,30 @@ def choose_copy_paste(
         return None
     chosen = rng.random(len(labels.classes)) < probability
     sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
-    ignored = labels.classes < 0
+    ignored, unlabelled = labels.classes == -1, labels.classes < -1
     around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # the outline of a polygon is pasted too
     chosen &= ~(_cover(labels.boxes_xyxy, around) > 0).any(1)
-    candidates = np.flatnonzero(chosen & ~ignored & (labels.counts > 0) & (sizes.min(1) > 0))
+    candidates = np.flatnonzero(chosen & ~ignored & ~unlabelled & (labels.counts > 0) & (sizes.min(1) > 0))
     if not len(candidates):
         return None
     mirrored = labels.mirrored(candidates, canvas_w)
-    free = (_cover(mirrored.boxes_xyxy, labels.boxes_xyxy) < MAX_PASTE_COVER).all(1)
+    free = (_cover(mirrored.boxes_xyxy, labels.boxes_xyxy[~unlabelled]) < MAX_PASTE_COVER).all(1)
     compatible = _cover(mirrored.boxes_xyxy, mirrored.boxes_xyxy) < MAX_PASTE_COVER
     accepted: list[int] = []
     for row in np.flatnonzero(free).tolist():
         if compatible[row, accepted].all():
             accepted.append(row)
-    return labels.mirrored(candidates[accepted], canvas_w) if accepted else None
+    if not accepted:
+        return None
+    pasted = labels.mirrored(candidates[accepted], canvas_w)
+    centres = labels.boxes_xyxy[candidates[accepted]].reshape(-1, 1, 2, 2).mean(2)
+    around = labels.boxes_xyxy[unlabelled]
+    inside = ((around[:, :2] <= centres) & (centres < around[:, 2:])).all(2)
+    rows, regions = np.nonzero(inside)
+    no_points, no_counts = np.zeros((0, 2), np.float32), np.zeros(len(rows), np.int64)
+    return pasted.joined(
+        CanvasLabels(pasted.boxes_xyxy[rows], labels.classes[unlabelled][regions], no_points, no_counts)
+    )
 
 
 def _cover(boxes: NDArray[np.float32], existing: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -86,7 +86,8 @@ def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = one_line(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"{FLAG} {own.name}: it raised {text} ({place.filename}:{place.lineno}).") from error
-    if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, nc):
+    least = min(-1, int(sample.classes.min(initial=-1)))
+    if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, (least, nc)):
         raise UserError(f"{FLAG} {own.name}: it returned {wrong}.")
     if own.stage != STAGES[0] and found.image is not out:
         np.copyto(out, found.image)  # a row of the batch
@@ -97,8 +98,12 @@ def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc
     return Sample(found.image, boxes[keep], found.classes[keep], segments)
 
 
-def _mistake(found: object, shape: tuple[int, ...] | None, nc: int) -> str:
-    """Return what is wrong with a transform's result, and what is expected; "" if nothing is."""
+def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, int]) -> str:
+    """Return what is wrong with a transform's result, and what is expected; "" if nothing is.
+
+    `classes` are the least class, and the number of those from 0 on.
+    """
+    least, nc = classes
     if not isinstance(found, Sample):
         return f"{type(found).__name__}, expected the Sample"
     count = len(found.classes) if isinstance(found.classes, np.ndarray) else 0
@@ -121,7 +126,7 @@ def _mistake(found: object, shape: tuple[int, ...] | None, nc: int) -> str:
     if not np.isfinite(boxes).all() or (boxes[:, 2:] < boxes[:, :2]).any():
         at = int((~np.isfinite(boxes).all(1) | (boxes[:, 2:] < boxes[:, :2]).any(1)).argmax())
         return f"the box {boxes[at].tolist()}, expected finite x1 ≤ x2 and y1 ≤ y2 in pixels of the image"
-    if count and not (found.classes.min() >= -1 and found.classes.max() < nc):
+    if count and not (found.classes.min() >= least and found.classes.max() < nc):
         return f"the classes {found.classes.min()} to {found.classes.max()}, expected 0 to {nc - 1}, or -1 = ignored"
     if found.segments and len(found.segments) != count:
         return f"{len(found.segments)} segments for {count} objects, expected one for each, or []"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from tessera.data.augment.geometry import append_ignored_regions
+from tessera.data.augment.geometry import append_regions
 from tessera.data.augment.pipeline import Placement, letterbox, train_sample
 from tessera.data.augment.transforms import OwnTransform
 from tessera.data.feed.decoded_cache import DecodedCache
@@ -63,7 +63,12 @@ class DetectionDataset(Dataset[Batch]):
         segments = self.index.segments(index)
         sample = Sample(image, boxes_xyxy * np.tile(scale_xy, 2), classes, [points * scale_xy for points in segments])
         _, regions_xyxy = self.index.ignored(index)
-        return append_ignored_regions(sample, regions_xyxy * np.tile(scale_xy, 2)) if len(regions_xyxy) else sample
+        regions_xyxy = regions_xyxy * np.tile(scale_xy, 2)
+        classes_of = np.full(len(regions_xyxy), -1, np.int32)
+        if (row := self.index.unlabelled_set(index)) >= 0:
+            whole = np.array([[0, 0, image.shape[1], image.shape[0]]], np.float32)
+            regions_xyxy, classes_of = np.concatenate((regions_xyxy, whole)), np.append(classes_of, np.int32(-2 - row))
+        return append_regions(sample, regions_xyxy, classes_of) if len(regions_xyxy) else sample
 
     def __getitems__(self, draws: Sequence[Draw]) -> Batch | UserError:
         """Build the batch of `draws`, which have one shape. A `UserError` is returned, for the rank to raise."""
@@ -85,15 +90,26 @@ class DetectionDataset(Dataset[Batch]):
             rows.append(np.empty((len(sample.classes), 6), np.float32))
             rows[-1][:, 0], rows[-1][:, 1], rows[-1][:, 2:] = i, sample.classes, sample.boxes_xyxy
         indices = np.array([draw.index for draw in draws], np.int64)
+        targets = np.concatenate(rows)
         return Batch(
             images,
-            torch.from_numpy(np.concatenate(rows)),
+            torch.from_numpy(targets),
             torch.from_numpy(indices),
             torch.from_numpy(self.index.sizes_hw[indices].astype(np.int64)),
             torch.from_numpy(placements),
             self._undecodable,
+            self._number_sets(targets),
             self._loaded,
         )
+
+    def _number_sets(self, targets: NDArray[np.float32]) -> Tensor | None:
+        """Replace the rows of `DatasetIndex.unlabelled_sets` in targets by those of `Batch.unlabelled`; return that."""
+        if not len(self.index.set_of_image):
+            return None
+        regions = targets[:, 1] < -1
+        used, numbers = np.unique(-2 - targets[regions, 1].astype(np.int64), return_inverse=True)
+        targets[regions, 1] = -2 - numbers
+        return torch.from_numpy(self.index.unlabelled_sets[used])
 
     def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         """Write the image of `draw` into `out`; return the sample, and its placement from the original image."""

@@ -167,6 +167,10 @@ def build_tile_index(
         else images.ignored_offsets,
         ignored_classes=np.concatenate([tiles.ignored_classes for tiles in per_image]),
         ignored_boxes_xyxy=np.concatenate([tiles.ignored_boxes_xyxy for tiles in per_image]),
+        unlabelled_sets=images.unlabelled_sets,
+        set_of_image=images.set_of_image.repeat([len(tiles.bounds) for tiles in per_image])
+        if len(images.set_of_image)
+        else images.set_of_image,
         pixels=images.pixels,
         whole_images=images,
         tile_offsets=offsets_of([len(tiles.bounds) for tiles in per_image]),

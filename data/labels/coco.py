@@ -55,6 +55,19 @@ class CocoImage:
     path: str
     size_hw: Size
     annotations: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    # Category ids of a federated file such as LVIS's: without an object in the image, and not exhaustively annotated.
+    federated: tuple[frozenset[int], frozenset[int]] | None = None
+
+    def labelled_categories(self) -> frozenset[int] | None:
+        """Return the ids of the categories whose objects are all annotated; None = of all categories.
+
+        In LVIS (Gupta et al., CVPR 2019) these are the annotated and the negative ones, without the non-exhaustive.
+        """
+        if self.federated is None:
+            return None
+        negative, incomplete = self.federated
+        annotated = (own for _, annotation in self.annotations if type(own := annotation.get("category_id")) is int)
+        return negative.union(annotated) - incomplete
 
 
 @dataclass
@@ -84,7 +97,10 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
     sizes = [(_stated_side(path, item, "height"), _stated_side(path, item, "width")) for item in records.values()]
     folder = _image_folder(path, names, folders)
     places = _image_paths(path, names, folder or folders[0])
-    images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
+    images = {
+        key: CocoImage(key, place, size, federated=_federated(path, item))
+        for (key, item), place, size in zip(records.items(), places, sizes, strict=True)
+    }
     unmatched_annotations: list[str] = []
     for number, annotation in enumerate(content.get("annotations", [])):
         owner = annotation.get("image_id")
@@ -217,6 +233,18 @@ def _stated_side(path: Path, item: Mapping[str, Any], key: str) -> int:
     if isinstance(value, int) and -1 <= value <= _LARGEST_SIDE:
         return max(value, 0)
     raise UserError(f"{path}: the image {shown(item['id'])} has the {key} {shown(item[key])}, expected pixels.")
+
+
+def _federated(path: Path, item: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[int]] | None:
+    """Return `CocoImage.federated` of an image record."""
+    if "neg_category_ids" not in item:
+        return None
+    found = [item.get(key, []) for key in ("neg_category_ids", "not_exhaustive_category_ids")]
+    for ids in found:
+        if not isinstance(ids, list) or not all(isinstance(own, int) for own in ids):
+            raise UserError(f"{path}: the image {shown(item['id'])} has the ids {as_json(ids)}, expected category ids.")
+    negative, incomplete = map(frozenset, found)
+    return negative, incomplete
 
 
 def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path | None:

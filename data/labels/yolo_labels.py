@@ -9,9 +9,10 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ class ParsedLabels:
     lines: list[int] = field(default_factory=list)  # line of each object
     notes: list[tuple[int, str]] = field(default_factory=list)  # (line, message): clipped boxes
     stated_hw: Size = (0, 0)  # image size that the labels state; (0, 0) if they do not
+    unlabelled: int = 0  # removed objects of classes that the image's entry does not label
     # Become remarks; problems if no object is left, as the image would seem to be background.
     rejected_rows: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set, compare=False)
@@ -90,6 +92,14 @@ class ParsedLabels:
         """Add an ignored region."""
         self.ignored.classes.append(class_id)
         self.ignored.boxes.extend(box)
+
+    def keep_only(self, classes: Collection[int]) -> None:
+        """Remove the objects of other classes, and count them."""
+        keep = [own in classes for own in self.classes]
+        self.boxes = [x for at, kept in enumerate(keep) if kept for x in self.boxes[4 * at : 4 * at + 4]]
+        columns = (self.classes, self.lines, self.polygons)
+        self.classes, self.lines, self.polygons = (list(compress(column, keep)) for column in columns)  # type: ignore
+        self.unlabelled = len(keep) - sum(keep)
 
     def finish(self) -> ParsedLabels:
         """Sort the messages after the last row and return the labels."""

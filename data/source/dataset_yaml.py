@@ -13,7 +13,9 @@ import logging
 import math
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tessera.data.labels.classes import Classes, parse_classes, parse_coco_classes
 from tessera.data.labels.coco import read_category_names
@@ -55,13 +57,14 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     spec = _locate(yaml_path, found, obtain)
     if in_coco:
         classes = parse_coco_classes(found, _coco_category_names(spec))
+    _check_labelled(found, spec, classes.names)
     return dataclasses.replace(spec, **classes._asdict())
 
 
 def _locate(yaml_path: Path, found: YamlMapping, obtain: bool) -> DatasetSpec:
     """Return the dataset of a YAML, without its classes."""
     held_out, keypoints = _val_fraction(found), _keypoints(found)
-    entries = _entries(found, held_out)
+    entries, labelled = _entries(found, held_out)
     archives, refused = _archives(found)
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
     generate, stated = found.values.get("generate"), found.values.get("path")
@@ -76,7 +79,9 @@ def _locate(yaml_path: Path, found: YamlMapping, obtain: bool) -> DatasetSpec:
     dataset_root = DatasetRoot(yaml_path, where, stated, entries, *means)
     root = dataset_root.locate()
     splits = {split: tuple(dataset_root.resolve(root, text) for text in texts) for split, texts in entries.items()}
-    return DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints)
+    return DatasetSpec(
+        yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints, labelled=labelled
+    )
 
 
 def load_label_names(data: str | Path) -> tuple[str, ...]:
@@ -166,9 +171,8 @@ def _is_typo(key: str, known: str) -> bool:
 
 def _is_coco(found: YamlMapping) -> bool:
     """Return whether every entry is a COCO file."""
-    texts = [
-        text for entry in map(found.values.get, SPLITS) for text in (entry if isinstance(entry, list) else [entry])
-    ]
+    items = [item for stated in map(found.values.get, SPLITS) for item in _as_list(stated)]
+    texts = [item.get("path") if isinstance(item, dict) else item for item in items]
     named = [text for text in texts if isinstance(text, str) and text]
     return bool(named) and all(text.lower().endswith(".json") for text in named)
 
@@ -240,23 +244,58 @@ def _keypoints(found: YamlMapping) -> int:
     return int(shape[0] * shape[1])
 
 
-def _entries(found: YamlMapping, held_out: ValFraction | None) -> dict[str, tuple[str, ...]]:
-    """Return split → its entries as written; an empty entry counts as missing."""
+def _as_list(stated: object) -> list[Any]:
+    return stated if isinstance(stated, list) else [stated]
+
+
+def _entries(
+    found: YamlMapping, held_out: ValFraction | None
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[tuple[str, ...] | None, ...]]]:
+    """Return split → its entries as written, and split → the classes that each labels, as in `DatasetSpec.labelled`.
+
+    An empty entry counts as missing.
+    """
     entries: dict[str, tuple[str, ...]] = {}
+    labelled: dict[str, tuple[tuple[str, ...] | None, ...]] = {}
     for split in SPLITS:
         stated = found.values.get("train" if held_out and split == "val" else split)
         if stated is None or stated in ("", []):
             continue
-        texts = stated if isinstance(stated, list) else [stated]
-        if not all(isinstance(text, str) and text and not is_address(text) for text in texts):
-            raise ConfigError(
-                f"{found.at(split)}: {split}: found {shown(stated)}, expected a folder, a list of images (.txt), a "
-                "glob, a COCO file (.json), or a list of those. Write the URL of an archive as `download:`."
-            )
-        entries[split] = tuple(texts)
+        items = [_entry(found, split, item) for item in _as_list(stated)]
+        entries[split] = tuple(text for text, _ in items)
+        if any(classes is not None for _, classes in items):
+            labelled[split] = tuple(classes for _, classes in items)
     if not entries:
         raise ConfigError(f"{found.name}: found none of train, val and test, expected at least one with images.")
-    return entries
+    return entries, labelled
+
+
+def _entry(found: YamlMapping, split: str, item: object) -> tuple[str, tuple[str, ...] | None]:
+    """Return an entry as written, and the classes that it labels; None = all."""
+    text, classes = item, None
+    if isinstance(item, dict):
+        text, classes = item.get("path"), item.get("labelled")
+        is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        if set(item) != {"path", "labelled"} or not is_list:
+            raise ConfigError(
+                f"{found.at(split)}: {split}: found {shown(item)}, expected {{path: images/new, labelled: [bird]}}, with "
+                "the names of the classes that are labelled there; [] for images without labels."
+            )
+    if not isinstance(text, str) or not text or is_address(text):
+        raise ConfigError(
+            f"{found.at(split)}: {split}: found {shown(text)}, expected a folder, a list of images (.txt), a glob, a "
+            "COCO file (.json), or a list of those. Write the URL of an archive as `download:`."
+        )
+    return text, None if classes is None else tuple(dict.fromkeys(classes))
+
+
+def _check_labelled(found: YamlMapping, spec: DatasetSpec, names: Sequence[str]) -> None:
+    for split, lists in spec.labelled.items():
+        for name in (name for classes in lists for name in classes or () if name not in names):
+            raise ConfigError(
+                f"{found.at(split)}: {split}: labelled: found {shown(name)}, expected trained classes such as "
+                f"{first_of(list(map(shown, names)), 4)}.{did_you_mean(name, names)}"
+            )
 
 
 def _archives(found: YamlMapping) -> tuple[tuple[Archive, ...], str]:

@@ -27,6 +27,7 @@ from tessera.data.source.messages import (
     has_no_area,
     missing_labels,
     shared_labels,
+    unlabelled_objects,
     unused_ignores,
     without_objects,
 )
@@ -39,7 +40,7 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import first_of, plural
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 10  # increment when the same files give another index
+_FORMAT = 11  # increment when the same files give another index
 _MAGIC = b"TESSERA INDEX\n\0\6"  # the last byte is the version of the file layout
 _ALIGNMENT = 64
 _SHOWN = 5
@@ -146,6 +147,7 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
     parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
     parts += [str(spec.held_out)] if spec.held_out else []
     parts += [str((spec.label_names, spec.parts))] if spec.label_names else []
+    parts += [str(spec.labelled[split])] if split in spec.labelled else []
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
@@ -158,7 +160,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
     part = [split, *spec.held_out] if spec.held_out else []
-    classes = [names, spec.ignore, spec.label_names, spec.parts, spec.keypoints]
+    classes = [names, spec.ignore, spec.label_names, spec.parts, spec.keypoints, spec.labelled.get(split)]
     header = json.dumps(
         [_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.problems, listing.notes, part]
     )
@@ -196,7 +198,8 @@ def _assemble(
 ) -> DatasetIndex:
     ids = _coco_ids(listing, scanned, spec, single_cls)
     notes = listing.notes + unused_ignores(spec, split, scanned) + scanned.notes
-    problems = listing.problems + shared_labels([listing]) + missing_labels(split, listing, scanned) + scanned.problems
+    problems = listing.problems + shared_labels([listing]) + missing_labels(split, listing, scanned)
+    problems += unlabelled_objects(split, scanned) + scanned.problems
     paths = [os.fsencode(image) for image, usable in zip(listing.images, scanned.usable, strict=True) if usable]
     no_offsets = np.zeros(0, np.int64)
     index = DatasetIndex(
@@ -217,6 +220,8 @@ def _assemble(
         ignored_offsets=offsets_of(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
         ignored_classes=scanned.ignored_classes.clip(ALL_CLASSES),
         ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
+        unlabelled_sets=scanned.unlabelled_sets,
+        set_of_image=scanned.set_of_image,
         coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     )
     for value in vars(index).values():

@@ -209,6 +209,18 @@ def beyond_max_det(split: str, counts: NDArray[np.int64], name: Callable[[int], 
     )
 
 
+def unlabelled_objects(split: str, scanned: Scan) -> list[str]:
+    """Return a message on labels of classes that the entry of their image does not label."""
+    counts = scanned.unlabelled_counts
+    if not counts.any():
+        return []
+    objects, images = plural(int(counts.sum()), "object"), plural(int((counts > 0).sum()), "image")
+    return [
+        f"{split}: {objects} in {images} are not used, as `labelled` of their entry does not name their class. Add it "
+        "there if all its objects are labelled"
+    ]
+
+
 def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return which boxes (n, 4) have no width or no height, (n,)."""
     found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
@@ -217,7 +229,7 @@ def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
     """Return a message if many images, but not all, have no label file: they may have lost it."""
-    missing = unlabelled(listing, scanned)
+    missing = without_label_file(listing, scanned)
     images = len(scanned.counts)
     if not MANY_MISSING * images < len(missing) < images:
         return []
@@ -246,10 +258,11 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
     ]
 
 
-def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
-    """Return the usable images without a label file, as messages name them."""
+def without_label_file(listing: Listing, scanned: Scan) -> list[str]:
+    """Return the usable images that lack the label file that their entry has, as messages name them."""
     missing = np.flatnonzero(scanned.usable & (listing.label_stats[:, 0] == MISSING[0])).tolist()
-    return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]
+    expected = (place for place in missing if place not in listing.coco and listing.labelled[place] != ())
+    return [listing.shown(listing.images[place]) for place in expected]
 
 
 def _label_places(listing: Listing) -> str:

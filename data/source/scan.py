@@ -38,6 +38,7 @@ class ClassNames(NamedTuple):
     numbers: tuple[int, ...] = ()  # class number in label files → class; () if they are equal
     ignored: int = 0  # number of ignored classes
     keypoints: int = 0  # as in DatasetSpec
+    trained: tuple[str, ...] = ()  # names of the trained classes, before `single`
 
     @classmethod
     def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
@@ -45,7 +46,9 @@ class ClassNames(NamedTuple):
         parts = spec.parts or [(name,) for name in spec.names]
         ids = {name: number for number, names in enumerate(parts) for name in names}
         ids |= {name: ALL_CLASSES - 1 - number for number, name in enumerate(spec.ignore + spec.excluded_names)}
-        return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore), spec.keypoints)
+        return cls(
+            ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore), spec.keypoints, spec.names
+        )
 
 
 class Scan(NamedTuple):
@@ -66,6 +69,10 @@ class Scan(NamedTuple):
     problems: list[str]  # "file:line: what"
     notes: list[str]  # harmless ones: duplicate rows
     unknown: list[tuple[str, str]]  # (place, class) of rows of unnamed classes
+    # (n,), removed objects of classes that the entry of their image does not label
+    unlabelled_counts: NDArray[np.int64] = np.zeros(0, np.int64)
+    unlabelled_sets: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)  # see DatasetIndex
+    set_of_image: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
 def scan(listing: Listing, names: ClassNames) -> Scan:
@@ -75,7 +82,31 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
     )
     columns = zip(*(ranges or [scan_range(listing, 0, 0, names)]), strict=True)
     merged: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
-    return Scan(*merged)
+    usable = np.flatnonzero(merged[0]).tolist()
+    sets, set_of_image = unlabelled_sets(listing, usable, names)
+    return Scan(*merged)._replace(unlabelled_sets=sets, set_of_image=set_of_image)
+
+
+def unlabelled_sets(
+    listing: Listing, images: Sequence[int], names: ClassNames
+) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+    """Return the sets of classes that images of a listing do not label, as in `DatasetIndex`."""
+    rows: dict[bytes, int] = {}
+    of_image = np.full(len(images), -1, np.int32)
+    for number, image in enumerate(images):
+        unlabelled = set[str]()
+        if (labelled := listing.labelled[image]) is not None:
+            unlabelled |= set(names.trained).difference(labelled)
+        _, record, categories = listing.coco.get(image, (None, None, {}))
+        if record is not None and (complete := record.labelled_categories()) is not None:
+            others = (names.ids.get(name, -1) for own, name in categories.items() if own not in complete)
+            unlabelled.update(names.trained[own] for own in others if own >= 0)
+        if unlabelled:
+            flags = [name in unlabelled for name in names.trained]
+            of_image[number] = rows.setdefault(bytes([any(flags)] if names.single else flags), len(rows))
+    if not rows:
+        return np.zeros((0, 0), np.bool_), np.zeros(0, np.int32)
+    return np.array([list(row) for row in rows], np.bool_), of_image
 
 
 def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:
@@ -139,6 +170,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         problems,
         notes,
         unknown,
+        np.array([own.unlabelled for own in every], np.int64),
     )
 
 
@@ -163,7 +195,14 @@ def to_corners(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> N
 
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
-    """Read the labels of image `index`; empty without a label file."""
+    """Read the labels of image `index`, of the classes that its entry labels; empty without a label file."""
+    parsed = _read_labels(listing, index, size_hw, names)
+    if (labelled := listing.labelled[index]) is not None:
+        parsed.keep_only([number for number, name in enumerate(names.trained) if name in labelled])
+    return parsed
+
+
+def _read_labels(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
     path = listing.labels[index]
     if index in listing.coco:
         _, image, categories = listing.coco[index]

@@ -73,6 +73,7 @@ class Listing:
     label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     # Index in `images` → COCO file, image with its annotations, category id → name.
     coco: dict[int, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
+    labelled: list[tuple[str, ...] | None] = field(default_factory=list)  # classes labelled in each image; None = all
     coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → state, images
     is_complete: bool = True  # False if the annotations of a cached COCO file were not read
     problems: list[str] = field(default_factory=list)  # messages that cost images or labels
@@ -88,8 +89,15 @@ class Listing:
         places = np.flatnonzero(wanted).tolist()
         images, labels = ([paths[place] for place in places] for paths in (self.images, self.labels))
         coco = {new: self.coco[old] for new, old in enumerate(places) if old in self.coco}
-        image_stats, label_stats = self.image_stats[places], self.label_stats[places]
-        return replace(self, images=images, labels=labels, image_stats=image_stats, label_stats=label_stats, coco=coco)
+        return replace(
+            self,
+            images=images,
+            labels=labels,
+            image_stats=self.image_stats[places],
+            label_stats=self.label_stats[places],
+            coco=coco,
+            labelled=[self.labelled[place] for place in places],
+        )
 
     def label_location(self, index: int) -> Callable[[int | None], str]:
         """Return a function that formats a label line of image `index` for messages; None stands for all lines."""
@@ -117,7 +125,9 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
     listing = Listing(str(spec.root))
     collected = _Collector(spec, split, cached or {}, listing, tops={str(spec.root)})
-    empty = [entry for entry in spec.splits[split] if not collected.add_entry(entry)]
+    entries = spec.splits[split]
+    classes_of = spec.labelled.get(split, (None,) * len(entries))
+    empty = [entry for entry, own in zip(entries, classes_of, strict=True) if not collected.add_entry(entry, own)]
     unread = unread_images([*dict.fromkeys(collected.unread)])
     listing.problems += [f"{split}: {unread}"] if unread else []
     if not collected.labels:
@@ -144,6 +154,7 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
     listing.labels, listing.label_stats = labels, label_stats
     is_there = label_stats[:, 0] != MISSING[0]
     listing.problems += contradictions(spec, itertools.compress(labels, is_there.tolist()))
+    listing.labelled = [collected.labelled[image] for image in listing.images]
     listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
     if collected.repeated:
         count, times = len(set(collected.repeated)), plural(len(collected.repeated), "further time")
@@ -184,6 +195,7 @@ class _Collector:
     cached: CachedCocoListing
     listing: Listing
     labels: dict[str, str] = field(default_factory=dict)
+    labelled: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
     orphans: set[str] = field(default_factory=set)  # XML files without an image
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
@@ -191,9 +203,11 @@ class _Collector:
     all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without existing images
     unread: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)  # an image for each further time that it is listed
+    _labelled: tuple[str, ...] | None = None  # of the present entry
 
-    def add_entry(self, entry: Path) -> bool:
-        """Add the images of an entry of the YAML; return whether it has any."""
+    def add_entry(self, entry: Path, labelled: tuple[str, ...] | None) -> bool:
+        """Add the images of an entry of the YAML, which labels some classes; return whether it has any."""
+        self._labelled = labelled
         before = len(self.labels) + len(self.repeated) + len(self.unread)
         for path in expand_entry(self.spec, self.split, entry):
             self._add(path)
@@ -227,7 +241,7 @@ class _Collector:
             raise UserError("\n".join(filter(None, [self.all_missing[0], note])))
         self.listing.notes += [note] if note else []
         for old, new in places.items():
-            label = self.labels.pop(old)
+            label, self.labelled[new] = self.labels.pop(old), self.labelled.pop(old)
             self.labels[new] = label_path(new) if label == label_path(old) else label
             if old in self.coco:
                 self.coco[new] = self.coco.pop(old)
@@ -266,6 +280,11 @@ class _Collector:
         if image in self.labels:
             self.repeated.append(image)
         self.labels.setdefault(image, label)
+        if self.labelled.setdefault(image, self._labelled) != self._labelled:
+            raise UserError(
+                f"{self.spec.yaml_path}: {self.split}: {self.listing.shown(image)} is in two entries that label "
+                "different classes. Keep it in one, with all classes that are labelled there."
+            )
 
     def _add_folder(self, folder: Path) -> None:
         images, xmls = images_and_xmls(folder)

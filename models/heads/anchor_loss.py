@@ -29,7 +29,7 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import ignored_cells
+from tessera.models.heads.grid import region_cells
 from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
 from tessera.utils.errors import ConfigError
 
@@ -93,12 +93,12 @@ def assign_targets(
     cells_per_level = tuple(np.bincount(level[last_positives], minlength=levels).tolist())
     ignored = None
     if len(targets.regions):
-        alone = Targets(targets.regions, targets.regions[:0])
+        alone = Targets(targets.regions, targets.regions[:0], targets.unlabelled)
         as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
         matching = as_objects.cells.split(list(as_objects.cells_per_level), 1)
         masks = []
         for inside, would, own in zip(
-            ignored_cells(targets.regions, strides, batch_size, grids_hw),
+            region_cells(targets.regions, strides, batch_size, grids_hw),
             matching,
             cells.split(list(cells_per_level), 1),
             strict=True,
@@ -160,7 +160,8 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     Per level: box = mean(1 - CIoU) over the positives. Objectness = mean binary cross-entropy over all predictions
     against the detached CIoU of the cell's last positive, clamped at 0. Class = mean binary cross-entropy over
     positives and classes, if there are several classes, times the class weight. Levels are summed, objectness with the
-    weights of `objectness_balance`. Predictions in an ignored region without object have an objectness loss of 0.
+    weights of `objectness_balance`. Predictions without object in an ignored region, or in one where some class has no
+    labels, have an objectness loss of 0.
     """
 
     names = ("box", "obj", "cls")
@@ -180,8 +181,10 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         gains = self._settings.box, self._settings.obj, self._settings.cls * (self.nc > 1)
         return frozenset(name for name, gain in zip(self.names, gains, strict=True) if gain == 0)
 
-    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
-        head, checked = self._head, split_targets(targets, self.nc, batch_size)
+    def assign(
+        self, targets: Tensor, batch_size: int, size_hw: tuple[int, int], unlabelled: Tensor | None = None
+    ) -> AnchorAssignment:
+        head, checked = self._head, split_targets(targets, self.nc, batch_size).with_objectness()
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
         return assign_targets(checked, anchors, head.strides, self._settings.anchor_t, batch_size, grids_hw)
 

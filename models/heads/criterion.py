@@ -72,10 +72,15 @@ def gather_rows(outputs: Tensor, cells: Tensor) -> Tensor:
 
 
 class Targets(NamedTuple):
-    """Objects (T, 6) and ignored regions (R, 6) of a batch, rows as in `Criterion.assign`."""
+    """Objects (T, 6), ignored regions (R, 6) and unlabelled regions (U, 6), rows as in `Criterion.assign`."""
 
     objects: NDArray[np.float32]
     regions: NDArray[np.float32]
+    unlabelled: NDArray[np.float32]
+
+    def with_objectness(self) -> Targets:
+        """Return the targets of a head with objectness, which is unknown wherever some class is not labelled."""
+        return Targets(self.objects, np.concatenate((self.regions, self.unlabelled)), self.unlabelled[:0])
 
 
 def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
@@ -85,8 +90,9 @@ def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
     if len(rows):
         assert rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size, "image outside the batch"
         assert rows[:, 1].max() < nc, f"class outside the head's {nc}"
-    ignored = rows[:, 1] < 0
-    return Targets(rows[~ignored], rows[ignored]) if ignored.any() else Targets(rows, rows[:0])
+    if not (rows[:, 1] < 0).any():
+        return Targets(rows, rows[:0], rows[:0])
+    return Targets(rows[rows[:, 1] >= 0], rows[rows[:, 1] == -1], rows[rows[:, 1] < -1])
 
 
 @dataclass(frozen=True)
@@ -121,14 +127,17 @@ class Criterion(ABC, Generic[A]):
         return losses if self.class_weights is None else losses * self.class_weights[classes]
 
     @abstractmethod
-    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> A:
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int], unlabelled: Tensor | None = None) -> A:
         """Compute what the loss needs from the targets alone, on the host, before the forward.
 
         Args:
             targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch. Class -1 is an
-                ignored region: predictions without object in it have no loss.
+                ignored region: predictions without object in it have no loss. Class -2 - k is a region whose image does
+                not label the classes of row k of `unlabelled`: predictions without object in it have no loss of these
+                classes, and no objectness loss.
             batch_size: images of the batch.
             size_hw: height and width of the model's input.
+            unlabelled: bool (K, C) on the CPU; None if no target has a class below -1.
         """
 
     @abstractmethod

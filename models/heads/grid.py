@@ -5,8 +5,9 @@ Legend: T boxes, L levels, A cells of an image, level by level, in a level by y,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,16 +78,51 @@ def cells_inside(
     return first, end - first
 
 
-def ignored_cells(
+def region_cells(
     regions: NDArray[np.float32], strides: Sequence[float], batch_size: int, grids_hw: Sequence[tuple[int, int]]
 ) -> list[NDArray[np.bool_]]:
-    """Return whether each cell's centre lies in an ignored region: bool (B, ny, nx) for each level.
+    """Return whether each cell's centre lies in a region: bool (B, ny, nx) for each level.
 
-    `regions` are float32 (R, 6): image, class -1, x1, y1, x2, y2 in pixels of the batch.
+    `regions` are float32 (R, 6): image, class, x1, y1, x2, y2 in pixels of the batch.
     """
     levels = [np.zeros((batch_size, *grid_hw), np.bool_) for grid_hw in grids_hw]
-    first, counts = cells_inside(regions[:, 2:].astype(np.float64), strides, grids_hw)
-    for image, corners, sizes in zip(regions[:, 0].astype(np.int64), first.tolist(), counts.tolist(), strict=True):
-        for level, (x, y), (columns, rows) in zip(levels, corners, sizes, strict=True):
-            level[image, y : y + max(rows, 0), x : x + max(columns, 0)] = True
+    for _, part in _parts(levels, regions, strides):
+        part[:] = True
     return levels
+
+
+def sets_of_cells(
+    regions: NDArray[np.float32],
+    sets: NDArray[np.bool_],
+    strides: Sequence[float],
+    batch_size: int,
+    grids_hw: Sequence[tuple[int, int]],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the set of classes that are not labelled at each cell, (B·A,), as rows of sets (S, C).
+
+    Row 0 is the empty set. `regions` are as in `region_cells`, where class -2 - k is set k of `sets`, (K, C). Where
+    regions overlap, as after mixup, the set is their union.
+    """
+    levels = [np.zeros((batch_size, *grid_hw), np.int64) for grid_hw in grids_hw]
+    unions = [np.zeros_like(sets[0])]
+    numbers = {unions[0].tobytes(): 0}
+    for number, part in _parts(levels, regions, strides):
+        own, before = sets[-2 - int(regions[number, 1])], part.copy()
+        for earlier in np.unique(before).tolist():
+            union = unions[earlier] | own
+            row = numbers.setdefault(union.tobytes(), len(unions))
+            if row == len(unions):
+                unions.append(union)
+            part[before == earlier] = row
+    return np.concatenate([level.reshape(batch_size, -1) for level in levels], 1).ravel(), np.stack(unions)
+
+
+def _parts(
+    levels: Sequence[NDArray[Any]], regions: NDArray[np.float32], strides: Sequence[float]
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the number of each region, and the cells of each level (B, ny, nx) whose centre lies in it, as a view."""
+    first, counts = cells_inside(regions[:, 2:].astype(np.float64), strides, [level.shape[1:] for level in levels])
+    images = regions[:, 0].astype(np.int64).tolist()
+    for number, (image, corners, sizes) in enumerate(zip(images, first.tolist(), counts.tolist(), strict=True)):
+        for level, (x, y), (columns, rows) in zip(levels, corners, sizes, strict=True):
+            yield number, level[image, y : y + max(rows, 0), x : x + max(columns, 0)]

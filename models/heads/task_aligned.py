@@ -35,7 +35,7 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import Grid, cells_inside, ignored_cells, make_grid
+from tessera.models.heads.grid import Grid, cells_inside, make_grid, region_cells, sets_of_cells
 from tessera.models.heads.head import Head
 from tessera.utils.boxes import box_iou
 
@@ -75,6 +75,17 @@ class TaskAlignedAssignment(Assignment):
     filled: Tensor  # bool (G, K), false for padding
     parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
+    # Classes without labels: the set of each cell, int64 (B·A,), as row of sets, bool (S, C); None if there are none.
+    set_of_cell: Tensor | None = None
+    unlabelled_sets: Tensor | None = None
+
+    def without_loss(self) -> Tensor | None:
+        """Return which predictions have no class loss if they are not assigned: bool (B·A, 1 or C), None = all have."""
+        ignored = None if self.ignored is None else self.ignored[:, None]
+        if self.set_of_cell is None or self.unlabelled_sets is None:
+            return ignored
+        unlabelled = self.unlabelled_sets[self.set_of_cell]
+        return unlabelled if ignored is None else unlabelled | ignored
 
     def pairs_of(self, part: Part) -> tuple[Tensor, Tensor]:
         """Return objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
@@ -86,11 +97,16 @@ class TaskAlignedAssignment(Assignment):
 
 
 def assign_candidates(
-    targets: Targets, strides: Sequence[float], topk: int, batch_size: int, grids_hw: tuple[tuple[int, int], ...]
+    targets: Targets,
+    strides: Sequence[float],
+    topk: int,
+    batch_size: int,
+    grids_hw: tuple[tuple[int, int], ...],
+    unlabelled: Tensor | None = None,
 ) -> TaskAlignedAssignment:
     """List the cells whose centre lies in an object, on every level; `topk` is K, `grids_hw` are sizes in cells.
 
-    An object outside of the image has none.
+    An object outside of the image has none. `unlabelled` is as in `Criterion.assign`.
     """
     rows = targets.objects.astype(np.float64)
     grids = np.array(grids_hw)
@@ -120,8 +136,13 @@ def assign_candidates(
     rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], before, pairs))
     ignored = None
     if len(targets.regions):
-        levels = ignored_cells(targets.regions, strides, batch_size, grids_hw)
+        levels = region_cells(targets.regions, strides, batch_size, grids_hw)
         ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
+    set_of_cell, sets = None, None
+    if len(targets.unlabelled):
+        assert unlabelled is not None
+        found = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
+        set_of_cell, sets = map(torch.from_numpy, found)
     return TaskAlignedAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
@@ -132,6 +153,8 @@ def assign_candidates(
         filled=torch.from_numpy(np.arange(topk) < length[:, None]),
         parts=tuple(parts),
         batch_size=batch_size,
+        set_of_cell=set_of_cell,
+        unlabelled_sets=sets,
         ignored=ignored,
     )
 
@@ -145,7 +168,8 @@ class Slots:
     classes: Tensor  # int64 (S,), of the object
     boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
     grid: Grid  # of the cells
-    ignored: Tensor | None  # bool (B·A,), unassigned cells in an ignored region; None without regions
+    # bool (B·A, 1 or C), predictions of unassigned cells that have no class loss, or objectness loss; None = all have
+    ignored: Tensor | None
 
 
 @torch.no_grad()
@@ -186,10 +210,10 @@ def assign_topk(
     alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
     targets = (alignment / largest * overlap.amax(1, keepdim=True)).flatten()
-    cells, ignored = cells.flatten(), assignment.ignored
+    cells, ignored = cells.flatten(), assignment.without_loss()
     if ignored is not None:
         used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, targets, "amax")
-        ignored = ignored & (used == 0)
+        ignored = ignored & (used == 0)[:, None]
     classes, boxes_xyxy = (x.repeat_interleave(topk, 0) for x in (assignment.classes, assignment.boxes_xyxy))
     return Slots(cells, targets, classes, boxes_xyxy, grid.at(cells), ignored)
 
@@ -242,9 +266,13 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> Sequence[Tensor]:
         """Return the losses of one set of branches as sums, before their gains, from outputs (B·A, …)."""
 
-    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> TaskAlignedAssignment:
+    def assign(
+        self, targets: Tensor, batch_size: int, size_hw: tuple[int, int], unlabelled: Tensor | None = None
+    ) -> TaskAlignedAssignment:
         head, checked = self._head, split_targets(targets, self._head.nc, batch_size)
-        return assign_candidates(checked, head.strides, self._topk[0], batch_size, head.grids_hw(size_hw))
+        if head.has_objectness:
+            checked = checked.with_objectness()
+        return assign_candidates(checked, head.strides, self._topk[0], batch_size, head.grids_hw(size_hw), unlabelled)
 
     def __call__(
         self,
@@ -304,7 +332,7 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
 class SoftCrossEntropy(torch.autograd.Function):
     """Binary cross-entropy, summed over all cells and classes, against sparse targets.
 
-    Ignored cells have neither loss nor gradient, and no target above 0.
+    Ignored predictions have neither loss nor gradient, and no target above 0.
 
     BCE(x, t) = softplus(x) − x t, with gradient σ(x) − t. Autograd would allocate a dense gradient for each term (43 MB
     for 16 images at 640 pixels and 80 classes), and add them.
@@ -314,11 +342,14 @@ class SoftCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, cells: Tensor, classes: Tensor, targets: Tensor, ignored: Tensor | None
     ) -> Tensor:
-        """Return the loss () of logits (N, C), with targets (S,) at (cells, classes), summed, and bool (N,) or None."""
+        """Return the loss () of logits (N, C), with targets (S,) at (cells, classes), summed.
+
+        `ignored` is bool (N, 1 or C), or None.
+        """
         ctx.save_for_backward(logits, cells, classes, targets, ignored)
         losses = F.softplus(logits.float())
         if ignored is not None:
-            losses.masked_fill_(ignored[:, None], 0)
+            losses.masked_fill_(ignored, 0)
         return losses.sum() - (logits[cells, classes].float() * targets).sum()
 
     @staticmethod
@@ -332,7 +363,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         # index_put_ would synchronise on CUDA.
         flat.scatter_reduce_(0, index, flat[index] - targets, "amin")
         if ignored is not None:
-            dense.masked_fill_(ignored[:, None], 0)
+            dense.masked_fill_(ignored, 0)
         return dense.mul_(grad).to(logits.dtype), None, None, None, None
 
 

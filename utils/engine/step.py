@@ -112,7 +112,7 @@ class TrainStep:
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
             # Counts depend on the labels alone: the all-reduce overlaps with the forward.
-            assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw))
+            assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw, batch.unlabelled))
             stop_request = torch.full((1,), float(stop_requested()), device=device)
             summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
         with self._stage("forward"), precision.autocast():

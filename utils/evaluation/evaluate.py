@@ -285,9 +285,10 @@ class ShardEvaluation:
         seconds = time.perf_counter() - started
         if self._class_of is not None:
             own = self._class_of[found.classes]
-            found = Detections(found.boxes_xyxy[own >= 0], found.scores[own >= 0], own[own >= 0])
+            found = dataclasses.replace(found, classes=own).select(own >= 0)
         classes, boxes_xyxy = self._index.labels(image)
-        return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image), image=image), seconds
+        regions, unlabelled = self._index.ignored(image), self._index.unlabelled(image)
+        return found, match_image(found, boxes_xyxy, classes, regions, unlabelled, image=image), seconds
 
     def _launch(self, model: Network | ImageDetector, batch: Batch) -> PendingDetections:
         """Start the computation of a batch."""
@@ -301,7 +302,7 @@ class ShardEvaluation:
         found = self._select(decoded)
         if self.meter is not None:
             size_hw = (images.shape[2], images.shape[3])
-            assignment = self.meter.criterion.assign(batch.targets, len(batch), size_hw)
+            assignment = self.meter.criterion.assign(batch.targets, len(batch), size_hw, batch.unlabelled)
             self.meter.update(raw, self._accelerator.send(assignment))
         placed = list(zip(batch.placements, batch.sizes_hw.tolist(), strict=True))
         return lambda: [

@@ -2,9 +2,9 @@
 
 Within each class, detections choose in descending order of score. Each takes the unmatched object of highest IoU that
 reaches the threshold. A detection without an object is neutral if a fraction of its area as large as the threshold lies
-in an ignored region of its class, or of any class. This is `COCOeval.evaluateImg` of pycocotools with area "all" and
-regions as crowds, including ties: of equal scores the earlier detection goes first, of equal IoUs the later object
-wins.
+in an ignored region of its class, or of any class, or if the image does not label its class, as in LVIS. This is
+`COCOeval.evaluateImg` of pycocotools with area "all" and regions as crowds, including ties: of equal scores the earlier
+detection goes first, of equal IoUs the later object wins.
 
 Errors are classified by the rules of TIDE (Bolya et al. 2020).
 
@@ -114,12 +114,14 @@ def match_image(
     target_boxes: NDArray[np.float32],
     target_classes: NDArray[np.int32],
     regions: Regions | None = None,
+    unlabelled: NDArray[np.bool_] | None = None,
     *,
     image: int = 0,
 ) -> Matches:
     """Match the detections of one image, on any device and in any order, with its objects in the same frame.
 
-    `regions` are classes (R,), -1 for any, and boxes (R, 4) of the ignored regions; `image` is its dataset index.
+    `regions` are classes (R,), -1 for any, and boxes (R, 4) of the ignored regions; `unlabelled` are the classes that
+    the image does not label, (C,), None = none; `image` is its dataset index.
     """
     scores = to_host(detections.scores).astype(np.float32, copy=False)
     order = np.argsort(-scores, kind="stable")
@@ -133,6 +135,8 @@ def match_image(
     if regions is not None and len(regions[0]):
         covered = region_cover(detections, regions)[order]
         in_regions[:, 0] = np.searchsorted(IOU_THRESHOLDS, covered, side="right")
+    if unlabelled is not None:
+        in_regions[unlabelled[classes]] = len(IOU_THRESHOLDS)
     is_ignored = in_regions[:, 0] > 0
     if len(order) and len(targets):
         iou = pairwise_iou(boxes_xyxy, target_boxes)
