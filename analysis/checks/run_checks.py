@@ -26,9 +26,9 @@ from tessera.data.source.messages import (
     missing_labels,
     shared_labels,
     unknown_classes,
-    without_label_file,
     untrained_classes,
     unused_ignores,
+    without_label_file,
     without_objects,
 )
 from tessera.data.source.scan import ClassNames, scan

@@ -278,8 +278,8 @@ def _entry(found: YamlMapping, split: str, item: object) -> tuple[str, tuple[str
         is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
         if set(item) != {"path", "labelled"} or not is_list:
             raise ConfigError(
-                f"{found.at(split)}: {split}: found {shown(item)}, expected {{path: images/new, labelled: [bird]}}, with "
-                "the names of the classes that are labelled there; [] for images without labels."
+                f"{found.at(split)}: {split}: found {shown(item)}, expected {{path: images/new, labelled: [bird]}}, "
+                "with the names of the classes that are labelled there; [] for images without labels."
             )
     if not isinstance(text, str) or not text or is_address(text):
         raise ConfigError(
