@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossSettings
-from tessera.models.heads.grid import ignored_cells
+from tessera.models.heads.grid import region_cells, sets_of_cells
 from tessera.utils.config import load_hyp
 from tests.models.heads.free_oracle import STRIDES, cells_of, inside
 from tests.models.heads.made_models import ONCE, SIZE_HW, each_head, images, made
@@ -24,11 +24,11 @@ def targets(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
 
 
-def gradients(model: DetectionModel, raw: list[Tensor], rows: Tensor) -> list[Tensor]:
+def gradients(model: DetectionModel, raw: list[Tensor], rows: Tensor, unlabelled: Tensor | None = None) -> list[Tensor]:
     """Of the loss by each output, as (B, A, …): a row for each prediction, anchors of a cell side by side."""
     outputs = [output.detach().requires_grad_() for output in raw]
     criterion = model.head.criterion(LossSettings.of(HYP, imgsz=96))
-    loss, parts = criterion(outputs, criterion.assign(rows, len(raw[0]), SIZE_HW))
+    loss, parts = criterion(outputs, criterion.assign(rows, len(raw[0]), SIZE_HW, unlabelled))
     assert loss.isfinite() and torch.isclose(parts.sum(), loss)
     found = torch.autograd.grad(loss, outputs)
     if found[0].ndim == 3:
@@ -77,6 +77,51 @@ def test_an_object_in_a_region_is_learnt_as_without_it(name: str) -> None:
 
 
 @each_head
+def test_classes_without_labels_have_no_loss_outside_of_objects(name: str, centres: Tensor) -> None:
+    """The gradient is the full one without the terms left out, in a mosaic of four sets with an ignored region.
+
+    Image 0 labels all classes, the left of image 1 all but two, its right none; image 2 is a mixup of two sets.
+    """
+    model = made(name).train()
+    raw = model(images(3))
+    nc = model.head.nc
+    unlabelled = torch.zeros(3, nc, dtype=torch.bool)
+    unlabelled[0, [0, 2]], unlabelled[1], unlabelled[2, [1]] = True, True, True
+    regions = [[1, -2, 0, 0, 40, 64], [1, -3, 40, 0, 96, 64], [2, -2, 0, 0, 96, 64], [2, -4, 0, 0, 96, 64]]
+    ignored = [1, -1, 0, 32, 64, 64]
+    without = gradients(model, raw, targets(*OBJECTS))
+    found = gradients(model, raw, targets(*OBJECTS, *regions, ignored), unlabelled)
+    left_out = torch.zeros(3, len(centres), nc, dtype=torch.bool)
+    for image, c, *corners in [*regions, ignored]:
+        left_out[image, inside(torch.tensor(corners).double(), centres)] |= unlabelled[-2 - c] if c < -1 else True
+    of_a_kind = len(found) // (2 if name == ONCE else 1)
+    for at in range(0, len(found), of_a_kind):
+        matched = without[at][..., :4].any(-1, keepdim=True)
+        for gradient, before in zip(found[at : at + of_a_kind], without[at : at + of_a_kind], strict=True):
+            each = len(before[0]) // len(centres)  # predictions of a cell
+            removed = left_out.repeat_interleave(each, 1)
+            if model.head.has_objectness or gradient.shape[2] != nc:
+                removed = removed.any(2, keepdim=True)
+            if (
+                model.head.has_objectness and each > 1
+            ):  # neither do anchors beside the region's centre, which would find it
+                removed = removed | ((gradient == 0) & ~matched)
+            assert torch.equal(gradient, torch.where(matched | ~removed, before, 0))
+
+
+def test_cells_have_the_union_of_the_sets_around_them() -> None:
+    sets = np.array([[True, False, False], [False, True, False]])
+    rows = np.array([[0, -2, 0, 0, 64, 64], [0, -3, 32, 0, 96, 64], [1, -3, 0, 0, 16, 16]], np.float32)
+    grids = [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES]
+    of_cell, unions = sets_of_cells(rows, sets, STRIDES, 3, grids)
+    centres, _ = cells_of(SIZE_HW)
+    expected = torch.zeros(3, len(centres), 3, dtype=torch.bool)
+    for image, c, *corners in rows.tolist():
+        expected[int(image), inside(torch.tensor(corners), centres)] |= torch.from_numpy(sets[-2 - int(c)])
+    assert np.array_equal(unions[of_cell].reshape(expected.shape), expected.numpy()) and not unions[0].any()
+
+
+@each_head
 def test_a_batch_of_nothing_but_regions_has_no_loss(name: str) -> None:
     model = made(name).train()
     assert not any(g.any() for g in gradients(model, model(images(1)), targets([0, -1, -5, -5, 101, 70])))
@@ -87,7 +132,7 @@ def test_a_batch_of_nothing_but_regions_has_no_loss(name: str) -> None:
 def test_cells_are_those_whose_centre_lies_inside(boxes: list[tuple[float, ...]]) -> None:
     rows = np.array([[i, -1, x, y, x + w, y + h] for i, x, y, w, h in boxes], np.float32).reshape(-1, 6)
     centres, _ = cells_of(SIZE_HW)
-    found = ignored_cells(rows, STRIDES, 3, [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES])
+    found = region_cells(rows, STRIDES, 3, [(SIZE_HW[0] // s, SIZE_HW[1] // s) for s in STRIDES])
     expected = torch.zeros(3, len(centres), dtype=torch.bool)
     for row in rows:
         expected[int(row[0])] |= inside(torch.from_numpy(row[2:]).double(), centres)
