@@ -26,6 +26,7 @@ from tessera.data.source.messages import (
     missing_labels,
     shared_labels,
     unknown_classes,
+    unlabelled_objects,
     untrained_classes,
     unused_ignores,
     without_label_file,
@@ -251,7 +252,7 @@ def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     lost = missing_labels(part.split, listing, scanned)
     if part.split == "val" and missing and len(missing) == len(scanned.counts):
         lost = [f"val: none of its {plural(len(missing), 'image')} has a label file, such as {missing[0]}"]
-    check.problems += lost
+    check.problems += lost + unlabelled_objects(part.split, scanned)
     if missing and not lost:
         check.notes.append(
             f"{part.split}: {plural(len(missing), 'image')} without a label file, used as background: "

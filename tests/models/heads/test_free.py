@@ -145,7 +145,7 @@ def test_the_pairs_at_hand_stay_few_however_large_and_many_the_objects_are() -> 
     """All of them are 12 million, in the memory of a GPU a gigabyte for every few numbers a pair."""
     rows = np.array([[0, 0, 0, 0, 640, 640]], np.float32).repeat(1500, 0)
     assignment = assign_candidates(
-        Targets(rows, rows[:0]), STRIDES, 10, 1, tuple((640 // s, 640 // s) for s in STRIDES)
+        Targets(rows, rows[:0], rows[:0]), STRIDES, 10, 1, tuple((640 // s, 640 // s) for s in STRIDES)
     )
     pairs = [part.pairs for part in assignment.parts]
     assert sum(pairs) == 1500 * 8400 and max(pairs) <= PAIRS + 8400
@@ -190,7 +190,7 @@ def test_boxes_beyond_the_last_bin_are_trained_as_the_last() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ignored", [None, torch.tensor([1, 0, 0, 1, 0, 1, 0]).bool()])
+@pytest.mark.parametrize("ignored", [None, torch.tensor([1, 0, 0, 1, 0, 1, 0]).bool()[:, None], torch.eye(7, 3).bool()])
 def test_soft_cross_entropy_has_the_value_and_gradient_of_the_dense_one(
     dtype: torch.dtype, ignored: Tensor | None
 ) -> None:
@@ -200,7 +200,7 @@ def test_soft_cross_entropy_has_the_value_and_gradient_of_the_dense_one(
     targets = torch.tensor([0.7, 0.2, 0.0, 0.0, 0.9])
     truth = torch.zeros(7, 3).index_put_((cells, classes), targets, accumulate=True)
     ours = SoftCrossEntropy.apply(logits, cells, classes, targets, ignored)
-    weight = None if ignored is None else (~ignored)[:, None].float()
+    weight = None if ignored is None else (~ignored).float()
     theirs = F.binary_cross_entropy_with_logits(logits.float(), truth, weight, reduction="sum")
     torch.testing.assert_close(ours, theirs)
     (mine,), (wanted,) = torch.autograd.grad(2 * ours, [logits]), torch.autograd.grad(2 * theirs, [logits])

@@ -98,14 +98,13 @@ def test_classes_without_labels_have_no_loss_outside_of_objects(name: str, centr
     for at in range(0, len(found), of_a_kind):
         matched = without[at][..., :4].any(-1, keepdim=True)
         for gradient, before in zip(found[at : at + of_a_kind], without[at : at + of_a_kind], strict=True):
-            each = len(before[0]) // len(centres)  # predictions of a cell
-            removed = left_out.repeat_interleave(each, 1)
+            removed = left_out
             if model.head.has_objectness or gradient.shape[2] != nc:
                 removed = removed.any(2, keepdim=True)
             if (
-                model.head.has_objectness and each > 1
-            ):  # neither do anchors beside the region's centre, which would find it
-                removed = removed | ((gradient == 0) & ~matched)
+                gradient.ndim == 4
+            ):  # anchors; those beside the region's centre that would predict it do not learn either
+                removed = removed[..., None] | ((gradient == 0).all(-1, keepdim=True) & ~matched)
             assert torch.equal(gradient, torch.where(matched | ~removed, before, 0))
 
 
