@@ -94,14 +94,14 @@ def made_check(folder: Path, images: int, names: list[str]) -> results.DatasetCh
 
 def test_any_number_of_findings_stays_below_five_megabytes_and_names_are_text(tmp_path: Path) -> None:
     spec = DatasetSpec(HOSTILE[0], tmp_path / HOSTILE[0].replace("/", ""), tmp_path, {}, ())
-    text = data_page(made_check(tmp_path / "pictures", 160, HOSTILE), spec)
+    text = data_page(made_check(tmp_path / "images", 160, HOSTILE), spec)
     assert_safe(text, scripts=1)
     assert "more not shown" in text and html.escape(HOSTILE[0]) in text
 
 
 def test_an_image_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None:
-    check = made_check(tmp_path / "pictures", 2, ["a", "b", "c"])
-    shutil.rmtree(tmp_path / "pictures")
+    check = made_check(tmp_path / "images", 2, ["a", "b", "c"])
+    shutil.rmtree(tmp_path / "images")
     text = data_page(check, DatasetSpec("a", tmp_path / "a.yaml", tmp_path, {}, ()))
     assert "<img" not in text and text.count("No image: its file") == 4
 
