@@ -60,11 +60,11 @@ def texts(tab: Tab, query: str) -> list[str]:
 
 
 def test_it_is_dark_where_that_is_wanted_and_prints_light_without_controls(tab: Tab) -> None:
-    shown_images = []
+    levels = []
     for dark in (False, True):
         tab.resize(768, dark=dark)
-        shown_images.append(np.asarray(Image.open(io.BytesIO(tab.image())).convert("L"), float).mean())
-    assert shown_images[0] > 200 and shown_images[1] < 60
+        levels.append(np.asarray(Image.open(io.BytesIO(tab.image())).convert("L"), float).mean())
+    assert levels[0] > 200 and levels[1] < 60
     dark = {"name": "prefers-color-scheme", "value": "dark"}
     tab.ask("Emulation.setEmulatedMedia", media="print", features=[dark])
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

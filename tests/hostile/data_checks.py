@@ -82,7 +82,7 @@ class Plan:
                 self.free[split].remove(image)
             if rng.random() < 0.3:
                 image = self.take(split)
-                image.raw = shown_image(image) + rng.randbytes(rng.choice((10, 6000)))  # what phones append
+                image.raw = encoded(image) + rng.randbytes(rng.choice((10, 6000)))  # what phones append
 
     def take(self, split: str = "") -> Image:
         """An image that no other mistake is in."""
@@ -144,7 +144,7 @@ def kinds_of(check: DatasetCheck) -> set[str]:
     return found - {"unknown class"} if not any("Fix the label" in line for line in lines) else found
 
 
-def shown_image(image: Image) -> bytes:
+def encoded(image: Image) -> bytes:
     path = Path(f"{image.seed}.jpg")
     try:
         return write_image(path, image.size_hw, image.seed).read_bytes()
@@ -168,7 +168,7 @@ def beyond(plan: Plan) -> None:
 
 def cut_image(plan: Plan) -> None:
     image = plan.take()
-    image.raw = shown_image(image)[:-60]
+    image.raw = encoded(image)[:-60]
 
 
 def row_twice(plan: Plan) -> None:

@@ -90,13 +90,3 @@ def test_classes_of_each_side_are_matched_by_name(shared: Path, tmp_path: Path) 
     common = {"device": "cpu", "workers": 0, "imgsz": 128, "project": str(tmp_path)}
     found = tessera.compare(str(a), str(b), data=str(data), **common)
     assert found.map.a > 0 and found.map.difference == pytest.approx(0, abs=1e-6)
-
-
-def test_sides_of_several_from_python(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    one, two = (str(run) for run in runs[:2])
-    common = {"device": "cpu", "workers": 0, "max_det": 30, "project": str(tmp_path)}
-    found = tessera.compare(a=[one, two], b=two, **common)
-    assert len(found.a) == 2 and len(found.b) == 1 and found.differences.seed_variance >= 0
-    assert found.map.a == pytest.approx((found.a[0].map + found.a[1].map) / 2, abs=1e-12)
-    back = tessera.compare(one, one, **common)
-    assert back.map.difference == 0 and back.map.p == 1 and back.disagreements.lost == back.disagreements.gained == 0

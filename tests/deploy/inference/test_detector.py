@@ -21,7 +21,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.deploy.inference.detector import Detector, class_numbers, detect_ahead
+from tessera.deploy.inference.detector import Detector, class_numbers, detect_ahead, prefetch
 from tessera.deploy.inference.results import Result
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.errors import ConfigError, UserError
@@ -276,6 +276,22 @@ def test_images_that_break_off_are_reported(weights: Path, tmp_path: Path, caplo
         caplog.clear()
         assert len(list(detector(given))) == 1
         assert f"{name}: damaged: the end of the file is missing" in caplog.text
+
+
+def test_the_same_items_in_order_and_an_error_after_them() -> None:
+    made_in = set()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made_in.add(threading.current_thread().name)
+            yield number
+        raise OSError("gone")
+
+    with prefetch(items()) as ahead:
+        assert list(itertools.islice(ahead, 100)) == list(range(100))
+        with pytest.raises(OSError, match="gone"):
+            next(ahead)
+    assert made_in == {"prefetch_0"}
 
 
 @pytest.mark.parametrize("of_items", [False, True])
