@@ -187,17 +187,6 @@ def test_weak_detections_continue_tracks_and_begin_none_and_times_may_stand_stil
 
 
 @needs_trackers
-def test_many_tracks_leave_nothing_behind() -> None:
-    tracking = Tracking((0.5, 0.5))
-    for number in range(200):  # an object a tenth of a second in two places, none of them twice
-        corner = 40.0 * (number // 2)
-        last = tracking(made(number, [[corner, 0, corner + 20, 20]], [0]))
-    assert ids(last) == [100]
-    (tracks,) = tracking._groups["camera"].values()
-    assert len(tracks._ids) < 15
-
-
-@needs_trackers
 def test_every_file_has_the_ids(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "best.pt", ANCHORED)
     write_video(tmp_path / "still.mp4", [made_image(96, 128)] * 4)
