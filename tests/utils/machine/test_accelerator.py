@@ -68,6 +68,13 @@ def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(non_max_suppression(boxes, NmsSettings(0.2, 0.5), Metal.widest)[0]) == 1
 
 
+def test_cuda_tunes_no_kernel_where_shapes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with Cuda().without_kernel_benchmark():
+        assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark
+
+
 @pytest.mark.parametrize(
     ("accelerator", "error", "message"),
     [
