@@ -145,7 +145,7 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (IMAGE.astype(np.float32), r"image of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
         (torch.from_numpy(IMAGE).permute(2, 0, 1).half(), "image of float16 up to 2.*or give it as uint8"),
         (torch.zeros(40, 50, 3), r"shape \(40, 50, 3\), expected \(height, width\) or \(1 to 4, height, width\)"),
-        (b"no image", r"10 bytes: found 10 bytes that do not decode"),
+        (b"no image", r"8 bytes: found 8 bytes that do not decode"),
         (b"", "that do not decode"),
         (Path("nowhere.jpg"), r"nowhere\.jpg: cannot read the image \(No such file"),
         (7.5, "found a float, expected an image"),
