@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tessera.data.source.synthetic_shapes import write_shapes
+from tessera.deploy.foreign.synthetic_shapes import write_shapes
 from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.checkpoints.weights import resolve_weights
 from tessera.utils.config import TrainConfig, load_hyp

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
-from tessera.data.source import download
-from tessera.data.source.download import TransientError, redacted
 from tessera.data.source.image_header import KIND_BYTES
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import TransientError, redacted
 from tessera.deploy.inference.sources.source_arguments import IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES, is_image, is_video
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of

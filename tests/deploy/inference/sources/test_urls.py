@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source import download
 from tessera.data.source.decode import read_image
-from tessera.data.source.download import NetworkLimits
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import NetworkLimits
 from tessera.deploy.inference.sources import urls
 from tessera.deploy.inference.sources.frames import Frame
 from tessera.deploy.inference.sources.urls import read_address
