@@ -313,6 +313,11 @@ class TrainConfig(Options):
     noautoanchor: bool = option(False, "disable AutoAnchor: keep the model's anchors", kind=bool)
     noplots: bool = option(False, "save no plots or sample images", kind=bool)
     noreport: bool = option(False, "do not write report.html", kind=bool)
+    teacher: str = option(
+        AUTO,
+        "teacher of classes that images do not label (`labelled` in the dataset YAML): a checkpoint or an exported file; "
+        "none; auto = the initial weights, if they know such a class",
+    )
     evolve: int = option(
         0, "search hyperparameters in N trials, and train the best ones again (bare: 300)", kind=int, low=0, bare=300
     )

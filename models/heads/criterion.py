@@ -95,6 +95,13 @@ def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
     return Targets(rows[rows[:, 1] >= 0], rows[rows[:, 1] == -1], rows[rows[:, 1] < -1])
 
 
+class Taught(NamedTuple):
+    """Targets of a teacher, on the device."""
+
+    probabilities: Tensor  # float32 (B, A, C) of the cells, level by level; 0 for classes that it does not know
+    known: Tensor  # bool (C,), the classes that it knows
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Part of the target assignment that needs labels only.
@@ -106,6 +113,8 @@ class Assignment:
     counts: Tensor
     # bool, of all predictions of the batch, flat: those in an ignored region that have no loss; None without regions.
     ignored: Tensor | None = field(default=None, kw_only=True)
+    # What a teacher predicts, for classes without labels; None without a teacher.
+    taught: Taught | None = field(default=None, kw_only=True)
 
 
 A = TypeVar("A", bound=Assignment)

@@ -260,7 +260,7 @@ class AnchorFreeLoss(TaskAlignedLoss):
 
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         raw, logits = outputs
-        cls = SoftCrossEntropy.apply(logits, slots.cells, slots.classes, slots.targets, slots.ignored)
+        cls = SoftCrossEntropy.apply(logits, slots.cells, slots.classes, slots.targets, slots.ignored, slots.taught)
         if self.class_weights is not None:
             matched = class_losses(logits, slots, slots.targets)
             cls = cls + torch.where(slots.targets > 0, self.weighted(matched, slots.classes) - matched, 0).sum()

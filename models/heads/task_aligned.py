@@ -170,6 +170,7 @@ class Slots:
     grid: Grid  # of the cells
     # bool (B·A, 1 or C), predictions of unassigned cells that have no class loss, or objectness loss; None = all have
     ignored: Tensor | None
+    taught: Tensor | None  # float32 (B·A, C), further class targets, of a teacher; None without
 
 
 @torch.no_grad()
@@ -214,8 +215,15 @@ def assign_topk(
     if ignored is not None:
         used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, targets, "amax")
         ignored = ignored & (used == 0)[:, None]
+    taught = None
+    if assignment.taught is not None and ignored is not None and assignment.set_of_cell is not None:
+        replaced = ignored & assignment.unlabelled_sets[assignment.set_of_cell] & assignment.taught.known
+        if assignment.ignored is not None:
+            replaced &= ~assignment.ignored[:, None]
+        taught = assignment.taught.probabilities.flatten(0, 1) * replaced
+        ignored = ignored & ~replaced
     classes, boxes_xyxy = (x.repeat_interleave(topk, 0) for x in (assignment.classes, assignment.boxes_xyxy))
-    return Slots(cells, targets, classes, boxes_xyxy, grid.at(cells), ignored)
+    return Slots(cells, targets, classes, boxes_xyxy, grid.at(cells), ignored, taught)
 
 
 def _largest_of_cell(cells: Tensor, values: Tensor, count: int) -> Tensor:
@@ -340,31 +348,41 @@ class SoftCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, cells: Tensor, classes: Tensor, targets: Tensor, ignored: Tensor | None
+        ctx: Any,
+        logits: Tensor,
+        cells: Tensor,
+        classes: Tensor,
+        targets: Tensor,
+        ignored: Tensor | None,
+        dense: Tensor | None = None,
     ) -> Tensor:
         """Return the loss () of logits (N, C), with targets (S,) at (cells, classes), summed.
 
-        `ignored` is bool (N, 1 or C), or None.
+        `ignored` is bool (N, 1 or C), or None; `dense` are further targets (N, C), or None.
         """
-        ctx.save_for_backward(logits, cells, classes, targets, ignored)
+        ctx.save_for_backward(logits, cells, classes, targets, ignored, dense)
         losses = F.softplus(logits.float())
         if ignored is not None:
             losses.masked_fill_(ignored, 0)
+        if dense is not None:
+            losses -= logits.float() * dense
         return losses.sum() - (logits[cells, classes].float() * targets).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         """Return the gradient of the logits, in their dtype."""
-        logits, cells, classes, targets, ignored = ctx.saved_tensors
+        logits, cells, classes, targets, ignored, further = ctx.saved_tensors
         dense = logits.float().sigmoid().contiguous()
+        if further is not None:
+            dense -= further
         flat, index = dense.view(-1), cells * logits.shape[1] + classes
         # If a cell and class occur twice, one target is 0, so that the minimum is σ − t in any order. An accumulating
         # index_put_ would synchronise on CUDA.
         flat.scatter_reduce_(0, index, flat[index] - targets, "amin")
         if ignored is not None:
             dense.masked_fill_(ignored, 0)
-        return dense.mul_(grad).to(logits.dtype), None, None, None, None
+        return dense.mul_(grad).to(logits.dtype), None, None, None, None, None
 
 
 def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ class TrainStep:
         context: RunContext,
         profile: NoProfile | None = None,
         observe: Callable[[StepFlags], None] | None = None,
+        teacher: Any = None,
     ) -> None:
+        self._teacher = teacher
         self._model, self._state, self._criterion = model, state, criterion
         self._context, self._world, self._accelerator = context, context.world, context.world.accelerator
         self._statistics = RunningStatistics(state.model)
@@ -115,6 +117,9 @@ class TrainStep:
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw, batch.unlabelled))
             stop_request = torch.full((1,), float(stop_requested()), device=device)
             summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
+        if self._teacher is not None:
+            with self._stage("teacher"), precision.autocast():
+                assignment = self._teacher.teach(assignment, batch, images)
         with self._stage("forward"), precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):

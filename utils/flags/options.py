@@ -36,7 +36,7 @@ COMPATIBILITY = "Compatibility"
 _GROUPS = {
     "Model and weights": "models a b weights trust_file cfg head freeze noautoanchor",
     "Data": "source data task imgsz batch_size rect tile overlap single_cls cache check_data report",
-    "Training": "epochs hyp optimizer cos_lr label_smoothing patience metric noval seed evolve objective",
+    "Training": "epochs hyp teacher optimizer cos_lr label_smoothing patience metric noval seed evolve objective",
     "Augmentation and sampling": "close_mosaic transforms multi_scale sampling image_weights",
     "Prediction": "conf_thres iou_thres max_det classes agnostic_nms augment end2end track vid_stride every_frame",
     "Export": "include raw batched int8 opset max_drop license",
