@@ -148,7 +148,8 @@ def train(
                 log.info(f"Stopped early: no improvement in the last {plural(state.stopper.patience, 'epoch')}.")
                 break
         stop_signals.stop_immediately(
-            f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
+            f"after the last epoch, whose checkpoint is saved; validate {saver.best} with "
+            f"{called('val.py')}{context.config.own_part_flags('head')}"
         )
         return validation.of_trial() if trial else validation.validate_best()
 

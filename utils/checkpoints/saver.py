@@ -72,7 +72,9 @@ class Saver(AbstractContextManager["Saver"]):
         self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
         self._last = self.folder / "last.pt"
         self._saved, self._begun = False, False  # last.pt of this run: is complete; may be, on rank 0's host
-        self._own_classes = {type(m).__name__ for m in state.model.modules() if not _is_known(type(m))}
+        of_head = set(state.model.head.modules()) if context.config.head else set()  # which --head names
+        own = [type(m) for m in state.model.modules() if m not in of_head and not _is_known(type(m))]
+        self._own_class = min((kind.__name__ for kind in own), default="")
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._stop_signals, self._flush_steps = stop_signals, flush
         self._git = git_revision() if context.world.is_main else None
@@ -89,9 +91,10 @@ class Saver(AbstractContextManager["Saver"]):
         path = self._context.config.resume if self._context.resumed else ""
         if self._saved or (self._begun and self._last.is_file()):
             path = str(self._last)
-        if path and self._own_classes:
-            return f"Resume with tessera.train(resume={path!r}) in the program that defines {min(self._own_classes)}."
-        return f"Resume with: {started('train.py')} --resume {shlex.quote(path)}" if path else ""
+        if path and self._own_class:
+            return f"Resume with tessera.train(resume={path!r}) in the program that defines {self._own_class}."
+        own_parts = self._context.config.own_part_flags()
+        return f"Resume with: {started('train.py')} --resume {shlex.quote(path)}{own_parts}" if path else ""
 
     def flush(self) -> None:
         """Flush the step flags, and wait for the file that is being written."""
