@@ -149,20 +149,20 @@ class Saver(AbstractContextManager["Saver"]):
         if is_best or config.nosave:
             self.best = self.folder / ("best.pt" if is_best else "last.pt")
         ends = interrupted or done
-        whole = []
+        names = []
         if due(epoch + 1, config.save_period):
-            whole.append(f"epoch{epoch}.pt")
+            names.append(f"epoch{epoch}.pt")
         if ends or metrics is None:
-            whole.append("last.pt")
-        if whole or is_best:
-            self._save(whole, metrics, is_best=is_best, wait=ends)
+            names.append("last.pt")
+        if names or is_best:
+            self._save(names, metrics, is_best=is_best, wait=ends)
         if interrupted:
             self._interrupt(f"the end of epoch {epoch}")
 
-    def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save complete checkpoints named `whole`, and best.pt; return whether a stop was requested by then.
+    def _save(self, names: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
+        """Save complete checkpoints called `names`, and best.pt; return whether a stop was requested by then.
 
-        With `wait` the files are written on return, and those of a failed write before.
+        With `wait` the files are written on return, and those whose last write failed.
         """
         world = self._context.world
         world.set_activity("saving a checkpoint")
@@ -171,21 +171,21 @@ class Saver(AbstractContextManager["Saver"]):
 
         def write() -> None:
             content = self._content(losses, metrics)
-            missing = self._finish_writing(raises=not wait)
-            if not whole:
-                content = _weights(content)
+            failed = self._finish_writing(raises=not wait)
+            if not names:
+                content = _weights(content)  # of best.pt alone
             if not (wait and world.accelerator.is_host):  # a file names no device
                 content = snapshot(content, world.accelerator)
             files: _Files = {"best.pt": _weights(content)} if is_best else {}
-            files.update(dict.fromkeys(whole, content))
-            if wait:
-                self._write(files)
-                self._write({name: before for name, before in missing.items() if name not in files})
-            else:
+            files.update(dict.fromkeys(names, content))
+            if not wait:
                 self._writing = files, self._thread.submit(self._write, files)
+                return
+            self._write(files)
+            self._write({name: earlier for name, earlier in failed.items() if name not in files})
 
         self._run_on_main(write)
-        self._begun = not world.is_main and (self._begun or "last.pt" in whole)
+        self._begun = not world.is_main and (self._begun or "last.pt" in names)
         world.set_activity("training")
         return stop
 
