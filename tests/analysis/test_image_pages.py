@@ -21,7 +21,7 @@ from tessera.analysis.report.page_data import RunInfo
 from tessera.analysis.report.validation_report import label_errors_page
 from tessera.commands import train
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.synthetic_shapes import render_image
+from tessera.deploy.foreign.synthetic_shapes import render_image
 from tessera.utils.errors import UserError
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.types import DatasetIndex, DatasetSpec

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source import download
 from tessera.data.source.decode import read_image
-from tessera.data.source.download import NetworkLimits
-from tessera.deploy.inference.sources import urls
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import NetworkLimits
+from tessera.deploy.inference.sources import sources
 from tessera.deploy.inference.sources.frames import Frame
-from tessera.deploy.inference.sources.urls import read_address
+from tessera.deploy.inference.sources.sources import read_address
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.deploy.inference.sources.made_sources import events, frames, items, mjpeg_server, number_of, write_video
@@ -113,7 +113,7 @@ def test_a_truncated_response_is_requested_again(picture: Path) -> None:
 def test_a_limit(
     limit: str, suffix: str, what: str, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
 ) -> None:
-    monkeypatch.setattr(urls, limit, 1000)
+    monkeypatch.setattr(sources, limit, 1000)
     body = b"\0\0\0\x18ftyp" + bytes(5000)
     with raw_server(answer(body, what)) as server, pytest.raises(UserError, match="more than the limit of 1,000 bytes"):
         read_address(server.url + suffix)
