@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tessera.data.augment.geometry import CanvasLabels, Warp, append_regions, warp_labels
 from tessera.data.augment.pipeline import Scene, choose_copy_paste, render, train_sample
