@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.build import build_layers
+from tessera.models.build import build_layers, count_parameters
 from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import SILU, Conv
 from tessera.models.layers.elan import RepConv
@@ -139,11 +139,6 @@ def check_imgsz(imgsz: int, stride: int) -> int:
 def round_imgsz(imgsz: int, stride: int) -> int:
     """Return the image size in pixels, rounded up to a multiple of the stride, and of 32 if the stride is smaller."""
     return -(-imgsz // max(stride, 32)) * max(stride, 32)
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Count the parameters, including frozen ones."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:

@@ -93,13 +93,13 @@ class Scene:
     warp: Warp  # canvas to sample
 
 
-def sample_partners(index: int, mosaic_candidates: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
+def draw_partners(index: int, mosaic_candidates: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
     """Draw `count` other neighbours as partners of image `index`, all different if there are enough."""
     others = [neighbour for neighbour in mosaic_candidates if neighbour != index] or [index]
     return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
 
 
-def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
+def draw_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
     """Draw a random warp within the hyperparameters' ranges; always ten numbers from `rng`."""
     u = rng.uniform(-1, 1, 8).tolist()
     flips = rng.random(2).tolist()
@@ -116,15 +116,21 @@ def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, 
     )
 
 
-def sample_mosaic(
+def draw_mosaic(
     index: int, mosaic_candidates: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
 ) -> Scene:
     """Draw a mosaic of image `index` and three neighbours, around a centre in the middle half of the canvas."""
     height, width = size_hw
-    indices = rng.permutation([index, *sample_partners(index, mosaic_candidates, 3, rng)]).tolist()
+    indices = rng.permutation([index, *draw_partners(index, mosaic_candidates, 3, rng)]).tolist()
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
     canvas_hw = 2 * height, 2 * width
-    return Scene(tuple(indices), (int(centre_x), int(centre_y)), sample_warp(canvas_hw, size_hw, hyp, rng))
+    return Scene(tuple(indices), (int(centre_x), int(centre_y)), draw_warp(canvas_hw, size_hw, hyp, rng))
+
+
+def draw_letterboxed(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
+    """Draw the warp of image `index` alone, in the centre of the canvas."""
+    height, width = size_hw
+    return Scene((index,), (width // 2, height // 2), draw_warp(size_hw, size_hw, hyp, rng))
 
 
 def render_scene(
@@ -221,7 +227,7 @@ def mixup(sample: Sample, other: Sample, ratio: float) -> Sample:
     )
 
 
-def sample_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> Gains:
+def draw_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> Gains:
     """Draw gains 1 + U(−1, 1) · range of hue, saturation and value; always three numbers from `rng`."""
     hue, saturation, value = rng.uniform(-1, 1, 3).tolist()
     return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
@@ -248,28 +254,28 @@ def train_sample(
         transforms: the user's own, whose generators follow from `seed`; of a dataset of `nc` classes.
     """
     own = transforms_of(transforms, seed, draw, nc)
-    gains = sample_hsv_gains(hyp, rng)
+    gains = draw_hsv_gains(hyp, rng)
     is_mosaic = rng.random() < hyp.mosaic
     is_mixup = is_mosaic and rng.random() < hyp.mixup
     # With nothing between the two, the jitter is applied during rendering, where there are fewer pixels.
     is_apart = is_mixup or any(transform.stage in ("mixup", "hsv") for transform in transforms)
+    rendered_gains = NO_JITTER if is_apart else gains
 
-    def mosaic(index: int, out: NDArray[np.uint8]) -> Sample:
-        if is_mosaic:
-            scene = sample_mosaic(index, draw.mosaic_candidates, draw.size_hw, hyp, rng)
-        else:  # the image alone, letterboxed
-            height, width = draw.size_hw
-            scene = Scene((index,), (width // 2, height // 2), sample_warp(draw.size_hw, draw.size_hw, hyp, rng))
-        copy_paste = hyp.copy_paste if is_mosaic else 0.0
-        return render_scene(
-            scene, lambda i: own("mosaic", load(i)), copy_paste, rng, out, NO_JITTER if is_apart else gains
-        )
+    def load_own(index: int) -> Sample:
+        return own("mosaic", load(index))
 
-    sample = own("mixup", mosaic(draw.index, out))
+    if not is_mosaic:
+        scene = draw_letterboxed(draw.index, draw.size_hw, hyp, rng)
+        sample = render_scene(scene, load_own, 0.0, rng, out, rendered_gains)
+    else:
+        scene = draw_mosaic(draw.index, draw.mosaic_candidates, draw.size_hw, hyp, rng)
+        sample = render_scene(scene, load_own, hyp.copy_paste, rng, out, rendered_gains)
+    sample = own("mixup", sample)
     if is_mixup:
-        (partner,) = sample_partners(draw.index, draw.mosaic_candidates, 1, rng)
-        other = own("mixup", mosaic(partner, np.empty_like(out)))
-        sample = mixup(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+        (partner,) = draw_partners(draw.index, draw.mosaic_candidates, 1, rng)
+        scene = draw_mosaic(partner, draw.mosaic_candidates, draw.size_hw, hyp, rng)
+        other = render_scene(scene, load_own, hyp.copy_paste, rng, np.empty_like(out), rendered_gains)
+        sample = mixup(sample, own("mixup", other), float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
     sample = own("hsv", sample)
     if is_apart:
         jitter_hsv(out, gains)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, parsed_confidence, weights_option
+from tessera.utils.flags.options import Options, head_option, option, parsed_confidence, weights_option
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class ExportConfig(Options):
     program = "export.py"
 
     weights: str = weights_option("checkpoint, or published file by name (--list-weights)")
+    head: str = head_option()
     include: tuple[str, ...] = option(("onnx",), "formats to write", many=True)
     imgsz: tuple[int, ...] = option(
         (),

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.geometry import CanvasLabels, append_regions
-from tessera.data.augment.pipeline import choose_copy_paste, mixup, render_scene, sample_mosaic
+from tessera.data.augment.pipeline import choose_copy_paste, draw_mosaic, mixup, render_scene
 from tessera.data.feed.dataset import TrainDataset
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import repeat_factors
 from tessera.data.feed.tiles import build_tile_index
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.average_precision import rank
+from tessera.utils.evaluation.average_precision import ranking_of
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.matching import Matches, match_image
 from tessera.utils.seeding import sample_rng
@@ -145,7 +145,7 @@ def test_each_part_of_a_mosaic_keeps_its_own(tmp_path: Path) -> None:
         samples.append(append_regions(sample, whole, own) if number else sample)
     for seed in range(5):
         rng = sample_rng(0, 0, seed)
-        scene = sample_mosaic(0, range(4), (64, 64), hyp, rng)
+        scene = draw_mosaic(0, range(4), (64, 64), hyp, rng)
         found = render_scene(scene, ListSource(samples).sample, 0.0, rng, np.empty((64, 64, 3), np.uint8))
         assert all(c < -1 for c in found.classes)
         for number, colour in list(enumerate(colours))[1:]:
@@ -184,7 +184,7 @@ def test_metrics_are_those_of_the_images_that_label_a_class(seed: int, n: int, n
     if not is_lvis:
         images = [(d, boxes[~own[c]], c[~own[c]]) for (d, boxes, c), own in zip(images, sets, strict=True)]
     found = Matches.joined([match_image(*one, None, sets[i], image=i) for i, one in enumerate(images)])
-    metrics, _ = summarize(rank(found), nc)
+    metrics, _ = summarize(ranking_of(found), nc)
     kept: list[Image] = []
     for (detections, boxes, classes), own in zip(images, sets, strict=True):
         without = own & ~np.isin(np.arange(nc), classes)

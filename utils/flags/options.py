@@ -26,6 +26,7 @@ from tessera.utils.flags.json_output import FLAG
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.version import __version__
 from tessera.utils.text import one_line, shown
+from tessera.utils.user_parts import part_names
 from tessera.utils.yaml_file import dump_yaml
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
 _PATHS = frozenset(
     ["models", "a", "b", "weights", "cfg", "data", "hyp", "resume", "project", "name", "output", "report"]
 )
+_PARTS = ("head", "optimizer", "callbacks")  # module:name, in Python also the function or class
 
 
 def option(
@@ -95,6 +97,11 @@ def trust_file_option() -> Any:
     return option(False, text, kind=bool)
 
 
+def head_option() -> Any:
+    """Return the field `--head` of commands that load a checkpoint."""
+    return option("", "head of your own that the checkpoint ends in, module:name of a class (docs/model-yaml.md)")
+
+
 def threads_option() -> Any:
     """Return the field `--threads`."""
     text = "CPU threads per process (0 = one per available core)"
@@ -125,7 +132,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            value = _checked(getattr(self, f.name), f)
+            value = getattr(self, f.name)
+            value = _checked(part_names(value, f.name) if f.name in _PARTS else value, f)
             object.__setattr__(self, f.name, value)
             for path in (value if isinstance(value, tuple) else [value]) if f.name in _PATHS else ():
                 if not (f.name == "hyp" and "=" in path):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from tessera.data.augment.geometry import CanvasLabels, Warp, append_ignored_regions, warp_labels
+from tessera.data.augment.geometry import CanvasLabels, Warp, append_regions, warp_labels
 from tessera.data.augment.pipeline import Scene, choose_copy_paste, render, train_sample
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
@@ -30,6 +31,10 @@ from tests.data.augment.made_scenes import (
     warps,
 )
 from tests.data.augment.mosaic_oracle import plain_scene
+
+
+def append_ignored_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
+    return append_regions(sample, regions_xyxy, np.full(len(regions_xyxy), -1, np.int32))
 
 
 @settings(max_examples=80, deadline=None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, resized, scaled_size, smallest_size
+from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, scaled_batch, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 from tessera.utils.training.setup import check_statistics
@@ -129,7 +129,7 @@ def test_images_and_boxes_take_the_size_of_their_batch() -> None:
     boxes = torch.tensor([[0, 1, 8, 16, 24, 32.0]])
     sizes = set()
     for batch in range(8):
-        images, targets = resized(run, torch.rand(2, 3, 64, 64), boxes, 0, batch)
+        images, targets = scaled_batch(run, torch.rand(2, 3, 64, 64), boxes, 0, batch)
         size = scaled_size(run.config.seed, 0, batch, 64, run.stride)
         assert images.shape == (2, 3, size, size)
         assert torch.equal(targets[:, :2], boxes[:, :2]) and torch.allclose(targets[:, 2:], boxes[:, 2:] * size / 64)
