@@ -27,7 +27,7 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp
 from tests.system.launch import ROOT, run_python, torchrun
-from tests.system.tiny import describe_coco128, ignore_every_third, make_data
+from tests.system.tiny import describe_coco128, label_in_part, make_data
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 LIMIT, LIMIT_ALONE = 1e-4, 1e-3
@@ -48,7 +48,7 @@ class Case:
         hyp: values that differ from the defaults.
         empty_share: whether in each batch the last images, 8 of 16, have no object, and in the second one none has.
         windows: batches of each of the three steps.
-        ignored: whether every third label is a region to ignore.
+        in_part: whether every third label is a region to ignore, and half of the images label one class alone.
     """
 
     images: int = 48
@@ -57,7 +57,7 @@ class Case:
     hyp: tuple[tuple[str, float | str], ...] = ()
     empty_share: bool = False
     windows: tuple[int, ...] = (1, 1, 1)
-    ignored: bool = False
+    in_part: bool = False
 
 
 FREE = (("box", 7.5), ("cls", 0.5))
@@ -86,9 +86,9 @@ CASES = {
         hyp=(*FREE, ("class_weights", '{"star": 5, "circle": 0.5}')),
     ),
     "multi-scale": Case(flags=("--multi-scale",)),
-    "ignored": Case(ignored=True),
-    "free-ignored": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE, ignored=True),
-    "yolox-ignored": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE, ignored=True),
+    "in-part": Case(in_part=True),
+    "free-in-part": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE, in_part=True),
+    "yolox-in-part": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE, in_part=True),
 }
 
 
@@ -110,8 +110,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Started]:
         data = make_data(folder, train=case.images, val=2, size=SIZE)
         if case.empty_share:
             blank_half_of_batches_and_one(data)
-        if case.ignored:
-            ignore_every_third(data)
+        if case.in_part:
+            label_in_part(data)
         if name == "balanced":
             make_classes_rare(data)
         lists[name] = [str(data), str(folder / "1.pt"), *arguments(case, folder), *case.flags]
@@ -201,7 +201,7 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
         assert len(torch.cat(indices).unique()) < CASES[name].images == sum(map(len, indices)), "some twice, some never"
     elif name == "class-weights":
         assert alone["class_weights"].max() > 5 * alone["class_weights"].min()
-    elif name.endswith("ignored"):
+    elif name.endswith("in-part"):
         assert all(counts.sum() > 0 for counts in regions)
 
 

@@ -28,7 +28,7 @@ from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index
 from tests.system import jobs
 from tests.system.launch import ROOT, Command, Outcome, run_python
-from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
+from tests.system.tiny import assert_same_checkpoint, flags, label_in_part, losses, make_data
 
 ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]
@@ -164,9 +164,9 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
 def test_two_epochs_resume_two_more_are_four(
     tmp_path: Path, one_epoch: Path, ranks: int, hyp: str, more: tuple[str, ...], command: Command
 ) -> None:
-    """With objects and ignored regions."""
+    """With objects, ignored regions, and images that label one class alone."""
     data = make_data(tmp_path)
-    ignore_every_third(data)
+    label_in_part(data)
     more = tuple(str(one_epoch / flag) if flag == ONE_EPOCH else flag for flag in more)
     wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *more)
     start = partial(command, train.main) if ranks == 1 else partial(jobs.train, tmp_path, ranks)

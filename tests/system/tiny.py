@@ -28,7 +28,8 @@ def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) ->
     return path
 
 
-def ignore_every_third(data: Path) -> None:
+def label_in_part(data: Path) -> None:
+    """Turn every third label into an ignored region, and let half of the training images label one class alone."""
     labels = sorted((data.parent / "shapes" / "labels").rglob("*.txt"))
     rows = [(label, row) for label in labels for row in label.read_text().splitlines()]
     for label in labels:
@@ -36,6 +37,11 @@ def ignore_every_third(data: Path) -> None:
     for number, (label, row) in enumerate(rows):
         with label.open("a") as file:
             file.write(row.replace(row.split()[0], "-1", 1) + "\n" if number % 3 == 0 else row + "\n")
+    images = sorted(map(str, (data.parent / "shapes" / "images" / "train").iterdir()))
+    for name, part in (("all", images[::2]), ("one", images[1::2])):
+        (data.parent / f"{name}.txt").write_text("\n".join(part))
+    train = [str(data.parent / "all.txt"), {"path": str(data.parent / "one.txt"), "labelled": [NAMES[1]]}]
+    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "train": train}))
 
 
 def describe_coco128(folder: Path, shared: Path) -> Path:
