@@ -56,7 +56,6 @@ from tessera.utils.training.data import open_loaders, reweight
 from tessera.utils.training.divergence import DivergenceGuard
 from tessera.utils.training.resume_target import TrainingResult, recall_result, remember_result, resume_target
 from tessera.utils.training.setup import explain_batch_memory, set_up
-from tessera.utils.training.teacher import open_teacher
 from tessera.utils.training.validation import Validation
 from tessera.utils.types import Metrics
 
@@ -94,7 +93,6 @@ def train(
         context, data, state = training.context, training.data, training.state
         stack.enter_context(explain_batch_memory(context))
         loader, val_loader = open_loaders(context, data, stack)
-        teacher = open_teacher(context.config, data.train, state.model.head, world)
         if resumed:
             resumed.restore(state, context.config, data.images_per_epoch, data.train_hash, world)
             world.remember("saved", "yes")
@@ -107,7 +105,7 @@ def train(
         profile = stack.enter_context(open_profile(context.config.profile, context.folder, world))
         world.barrier()  # rank 0 has opened trackers: the device's collectives must not wait for that
         model = smart_DDP(state.model, flags.sync_bn, flags.compile, dynamic=context.varies_sizes, world=world)
-        step = TrainStep(model, state, training.criterion, context, profile, observers.step, teacher)
+        step = TrainStep(model, state, training.criterion, context, profile, observers.step, training.teach)
         saver = Saver(context, state, data.train_hash, data.spec.pixels, stop_signals, step.flush)
         stack.enter_context(world.advising(str if trial else saver.resume_line))
         stack.enter_context(saver)

@@ -30,7 +30,8 @@ Sampling = Literal["shuffled", "balanced"]  # images of an epoch
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 OWN_WEIGHTS = "tessera-n"  # that come with the program
-AUTO = "auto"  # value of --weights, of --resume, and of class_weights
+NO_TEACHER = "none"  # value of --teacher
+AUTO = "auto"  # value of --weights, of --teacher, of --resume, and of class_weights
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")  # keys of TRACKERS in analysis/trackers.py
 _FORMER_LOGGERS = ("clearml", "comet")  # up to 0.1; both read TensorBoard's files
 OWN_PARTS = ("head", "transforms", "optimizer", "callbacks")  # flags that may name parts of the user's own
@@ -309,8 +310,8 @@ class TrainConfig(Options):
     noreport: bool = option(False, "do not write report.html", kind=bool)
     teacher: str = option(
         AUTO,
-        "teacher of classes that images do not label (`labelled` in the dataset YAML): a checkpoint or an exported file; "
-        "none; auto = the initial weights, if they know such a class",
+        "checkpoint or exported file that predicts the classes that images do not label (`labelled` in the dataset's "
+        "YAML); none; auto = the initial weights, if they know such a class",
     )
     evolve: int = option(
         0, "search hyperparameters in N trials, and train the best ones again (bare: 300)", kind=int, low=0, bare=300

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -124,6 +124,7 @@ class Criterion(ABC, Generic[A]):
     """Loss of a head."""
 
     names: tuple[str, ...]  # of the losses, such as ("box", "obj", "cls"), for results.csv and the progress bar
+    takes_teacher: ClassVar[bool] = False  # whether `Assignment.taught` has an effect
     class_weights: Tensor | None  # float32 (C,), factor of the class loss of positive cells, on their device; None = 1
 
     @property

@@ -168,7 +168,8 @@ class Slots:
     classes: Tensor  # int64 (S,), of the object
     boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
     grid: Grid  # of the cells
-    # bool (B·A, 1 or C), predictions of unassigned cells that have no class loss, or objectness loss; None = all have
+    # bool (B·A, 1 or C), predictions of unassigned cells that have no class loss, None = all have; with any of them, an
+    # objectness has none either.
     ignored: Tensor | None
     taught: Tensor | None  # float32 (B·A, C), further class targets, of a teacher; None without
 
@@ -216,8 +217,8 @@ def assign_topk(
         used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, target_scores, "amax")
         ignored = ignored & (used == 0)[:, None]
     taught = None
-    if assignment.taught is not None and ignored is not None and assignment.set_of_cell is not None:
-        replaced = ignored & assignment.unlabelled_sets[assignment.set_of_cell] & assignment.taught.known
+    if assignment.taught is not None and ignored is not None:
+        replaced = ignored & assignment.taught.known
         if assignment.ignored is not None:
             replaced &= ~assignment.ignored[:, None]
         taught = assignment.taught.probabilities.flatten(0, 1) * replaced
@@ -245,6 +246,8 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
     It is divided by Σ t, the target scores of the assigned cells of the global batch. The losses of several sets of
     branches are added.
     """
+
+    takes_teacher = True
 
     def __init__(self, head: Head, settings: LossSettings, gains: Mapping[str, float], widths: Sequence[int]) -> None:
         """Prepare the loss of a head.
@@ -278,8 +281,6 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
         self, targets: Tensor, batch_size: int, size_hw: tuple[int, int], unlabelled: Tensor | None = None
     ) -> TaskAlignedAssignment:
         head, checked = self._head, split_targets(targets, self._head.nc, batch_size)
-        if head.has_objectness:
-            checked = checked.with_objectness()
         return assign_candidates(checked, head.strides, self._topk[0], batch_size, head.grids_hw(size_hw), unlabelled)
 
     def __call__(
@@ -358,14 +359,16 @@ class SoftCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """Return the loss () of logits (N, C), with targets (S,) at (cells, classes), summed.
 
-        `ignored` is bool (N, 1 or C), or None; `dense` are further targets (N, C), or None.
+        `ignored` is bool (N, 1 or C), or None; `dense` are further targets (N, C), or None; their entropy is
+        subtracted, so that the loss is 0 at them.
         """
         ctx.save_for_backward(logits, cells, classes, targets, ignored, dense)
         losses = F.softplus(logits.float())
+        if dense is not None:
+            losses += torch.special.xlogy(dense, dense) + torch.special.xlogy(1 - dense, 1 - dense)
+            losses -= logits.float() * dense
         if ignored is not None:
             losses.masked_fill_(ignored, 0)
-        if dense is not None:
-            losses -= logits.float() * dense
         return losses.sum() - (logits[cells, classes].float() * targets).sum()
 
     @staticmethod

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import LossSettings, gather_rows
@@ -129,6 +130,9 @@ class YoloxLoss(TaskAlignedLoss):
     weights are similar: objectness 1 for every match, and the IoU of the cell's own box as class target. Its matches
     are few and all good, whereas some of the ten cells of this assignment hardly overlap their object.
 
+    Where a teacher predicts classes without labels, the objectness target is the highest of its scores, and the class
+    targets, with that weight, are its scores relative to the highest.
+
     Predictions are offsets (B, A, 4), objectness (B, A, 1) and classes (B, A, C).
     """
 
@@ -149,7 +153,10 @@ class YoloxLoss(TaskAlignedLoss):
         offsets, objectness, logits = outputs
         largest = slots.target_scores.view(-1, self._topk[0]).amax(1).repeat_interleave(self._topk[0])  # of the object
         quality = slots.target_scores / largest.clamp(min=torch.finfo(torch.float32).tiny)
-        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), quality, slots.ignored)
+        ignored = None if slots.ignored is None else slots.ignored.any(1, keepdim=True)
+        taught = None if slots.taught is None else slots.taught.amax(1, keepdim=True)
+        of_first = torch.zeros_like(slots.classes)
+        obj = SoftCrossEntropy.apply(objectness, slots.cells, of_first, quality, ignored, taught)
 
         xy, log_wh = _bounded(gather_rows(offsets, slots.cells)).split(2, 1)
         corners = (slots.grid.centres - slots.grid.strides / 2).repeat(1, 2)
@@ -159,6 +166,11 @@ class YoloxLoss(TaskAlignedLoss):
 
         classes = self.weighted(class_losses(logits, slots, largest), slots.classes)
         cls = (slots.target_scores * classes).sum()
+        if slots.taught is not None and taught is not None and ignored is not None:
+            # Where the teacher predicts an object, its classes relative to the most probable one.
+            truth = slots.taught / taught.clamp(min=torch.finfo(torch.float32).tiny)
+            weights = taught * ~ignored
+            cls = cls + F.binary_cross_entropy_with_logits(logits.float(), truth, weights, reduction="sum")
         return box, obj, cls
 
 

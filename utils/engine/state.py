@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.precision import Precision
+from tessera.utils.types import Batch
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -187,6 +189,15 @@ class TrainState(Generic[M]):
         return range(first, first if self.progress.batch_in_epoch == 0 and self.stopper.has_stopped(first) else epochs)
 
 
+# Adds a teacher's targets to the assignment of a batch, whose images are float (B, 3, H, W) on the device.
+Teach = Callable[[Any, Batch, Tensor], Any]
+
+
+def no_teacher(assignment: Any, batch: Batch, images: Tensor) -> Any:
+    """Return the assignment: `Teach` without a teacher."""
+    return assignment
+
+
 @dataclass(frozen=True)
 class Training:
     """A run that is ready to train; its observers get it."""
@@ -195,3 +206,4 @@ class Training:
     data: TrainingData
     state: TrainState[DetectionModel]
     criterion: Criterion[Any]
+    teach: Teach = no_teacher

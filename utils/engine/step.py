@@ -19,7 +19,7 @@ from tessera.models.heads.criterion import Criterion
 from tessera.models.layers.blocks import Conv
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.profile import NoProfile
-from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.state import Progress, Teach, TrainState, no_teacher
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import SyncBatchNorm2d, average_statistics, gradients_stay_local
 from tessera.utils.seeding import sample_rng
@@ -62,7 +62,7 @@ class TrainStep:
     many positives; otherwise a positive in a batch with fewer of them weighs more, as in YOLOv5.
 
     `model` is the result of `smart_DDP`; `state.model` is the raw model inside. `observe` is called with the flags of
-    each step, as soon as they are read.
+    each step, as soon as they are read; `teach` with each batch.
     """
 
     def __init__(
@@ -73,14 +73,13 @@ class TrainStep:
         context: RunContext,
         profile: NoProfile | None = None,
         observe: Callable[[StepFlags], None] | None = None,
-        teacher: Any = None,
+        teach: Teach = no_teacher,
     ) -> None:
-        self._teacher = teacher
         self._model, self._state, self._criterion = model, state, criterion
         self._context, self._world, self._accelerator = context, context.world, context.world.accelerator
         self._statistics = RunningStatistics(state.model)
         self._reader = FlagReader(self._accelerator)
-        self._stage, self._observe = (profile or NoProfile()).stage, observe
+        self._stage, self._observe, self._teach = (profile or NoProfile()).stage, observe, teach
 
     def __call__(
         self, batches: Iterable[Batch], window: int, stop_requested: Callable[[], bool] = lambda: False
@@ -117,9 +116,8 @@ class TrainStep:
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw, batch.unlabelled))
             stop_request = torch.full((1,), float(stop_requested()), device=device)
             summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
-        if self._teacher is not None:
-            with self._stage("teacher"), precision.autocast():
-                assignment = self._teacher.teach(assignment, batch, images)
+        with self._stage("teacher"), precision.autocast():
+            assignment = self._teach(assignment, batch, images)
         with self._stage("forward"), precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):

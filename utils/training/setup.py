@@ -42,6 +42,7 @@ from tessera.utils.seeding import sample_rng
 from tessera.utils.text import plural, row
 from tessera.utils.training.autobatch import Trial, auto_batch_size
 from tessera.utils.training.data import box_sizes, class_weights, load_splits, training_data, warn_of_problems
+from tessera.utils.training.teacher import choose_teacher, open_teacher
 from tessera.utils.types import Pretraining
 
 log = logging.getLogger(__name__)
@@ -118,15 +119,19 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         recipe = resolve(flags, hyp, world, resumed)
         model, hyp_of_run = _build(recipe, world, resumed)
         # Frees the weights' memory for AutoBatch.
+        known = () if recipe.weights is None or recipe.weights.is_backbone else recipe.weights.names
         recipe = recipe._replace(weights=None, hyp=hyp_of_run)
         images = torch.rand(1, 3, recipe.imgsz, recipe.imgsz, device=world.device)
         precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
         batch_size = _batch_size(recipe, model, criterion, precision, world)
-        config, has_run = dataclasses.replace(recipe.config, batch_size=batch_size), resumed is not None
+        config, train = recipe.config, recipe.data.train
+        teacher = choose_teacher(config.teacher, config.weights, known, train, criterion, world)
+        teach = open_teacher(teacher, train, model.head, world)
+        config, has_run = dataclasses.replace(config, batch_size=batch_size, teacher=teacher), resumed is not None
         context = RunContext(config, hyp_of_run, world, recipe.imgsz, model.stride, folder, recipe.pretraining, has_run)
     with explain_batch_memory(context):
-        return Training(context, recipe.data, _fresh_state(context, model, criterion, precision), criterion)
+        return Training(context, recipe.data, _fresh_state(context, model, criterion, precision), criterion, teach)
 
 
 def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[DetectionModel, Hyp]:
