@@ -33,6 +33,7 @@ def train(
     report: str | Path | bool = "",
     epochs: int = 100,
     hyp: str | Path | Mapping[str, Any] | Sequence[str | Path] = (),
+    teacher: str | Path = "auto",
     optimizer: str | Callable[..., Any] = "",
     cos_lr: bool = False,
     label_smoothing: float = 0.0,
