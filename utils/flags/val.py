@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, threads_option, trust_file_option, weights_option
+from tessera.utils.flags.options import Options, imgsz_option, option, threads_option, trust_file_option, weights_option
+from tessera.utils.image_size import ImageSize
 from tessera.utils.thresholds import MAX_DET, MOST_DET, Threshold
 
 ALL_CONF = 0.001  # confidence from which on detections count for mAP
@@ -19,7 +20,7 @@ class EvaluationConfig(Options):
     data: str = option("", "dataset YAML, searched for in data/ too (default: the one the weights were trained on)")
     trust_file: bool = trust_file_option()
     batch_size: int = option(32, "batch size per rank", "--batch", kind=int, low=1)
-    imgsz: int = option(0, "image size in pixels (0 = as trained)", "--img", "--img-size", kind=int, low=32, high=8192)
+    imgsz: ImageSize = imgsz_option(0, "0 = as trained")
     conf_thres: float = option(
         ALL_CONF,
         "confidence threshold of mAP; a higher one is also that of P, R and errors, else the best F1's",
