@@ -85,7 +85,7 @@ CASES = {
         flags=("--cfg", "tessera-n.yaml", "--sampling", "balanced"),
         hyp=(*FREE, ("class_weights", '{"star": 5, "circle": 0.5}')),
     ),
-    "multi-scale": Case(flags=("--multi-scale",)),
+    "multi-scale": Case(flags=("--multi-scale", "--imgsz", "64", "96")),
     "ignored": Case(ignored=True),
     "free-ignored": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE, ignored=True),
     "yolox-ignored": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE, ignored=True),
@@ -194,7 +194,7 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
     elif name == "rect":
         assert any(height != width for _, _, height, width in images)
     elif name == "multi-scale":
-        assert len(set(alone["sizes"])) > 1
+        assert len(set(alone["sizes"])) > 1 and {images[-2:] for images in images} == {(64, 96)}
     elif name == "image-weights":
         assert any(len(batch.unique()) < BATCH for batch in indices), "drawn with replacement"
     elif name == "balanced":
