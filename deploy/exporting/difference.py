@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.data.feed.image_sizes import fit_ratios
 from tessera.deploy.runtime.pipeline import image_detector, image_hw, letterbox_image, network_input, nms_settings
 from tessera.models.nms import NmsSettings, select_candidates, undo_letterbox
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
 from tessera.utils.evaluation.network import ImageDetector, Network
-from tessera.utils.image_size import ImageSize
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.types import Detections
 
 _MIN_IOU = 0.5  # of two boxes that match
@@ -180,14 +179,8 @@ def rounds_difference(
     parts = []
     for current, expected, found in zip(reference.rounds, reference.detections, other.detections, strict=True):
         for image, one, two in zip(images[:: current.step], expected, found, strict=True):
-            to, of = map(int, fit_ratios(np.array(image_hw(image)), imgsz))
-            scale = to / of
-            limits: dict[str, Any] = {
-                "conf": current.conf,
-                "max_det": current.max_det,
-                "scale": scale,
-                "margin": allowed.margin,
-            }
+            scale = min(most / side for most, side in zip(size_hw_of(imgsz), image.shape[:2], strict=True))
+            limits = {"conf": current.conf, "max_det": current.max_det, "scale": scale, "margin": allowed.margin}
             compared = compare(one, two, **limits)
             if allowed.overlap is not None and compared.exceeds(allowed):
                 rules = current.rules(network)

@@ -187,12 +187,12 @@ class Trial:
     def _validate(self, state: TrainState[DetectionModel], images: int, world: World) -> None:
         """Validate two batches: the second is computed while the first is matched."""
         imgsz, accelerator = self.imgsz, world.accelerator
-        height, width = rect_val_shapes(np.array([size_hw_of(imgsz)]), imgsz, self.model.stride)[0].tolist()
+        padded = image_size(rect_val_shapes(np.array([size_hw_of(imgsz)]), imgsz, self.model.stride)[0].tolist())
         network = network_of(fused_copy(state.ema.model, accelerator), imgsz, accelerator)
         index = synthetic_index(images, imgsz, self.model.names)
         evaluation = ShardEvaluation(network, index, world, Settings(), self.criterion)
         with accelerator.without_kernel_benchmark():
-            evaluation.add(accelerator.prefetch(synthetic_batch(images, image_size((height, width))) for _ in range(2)))
+            evaluation.add(accelerator.prefetch(synthetic_batch(images, padded) for _ in range(2)))
         accelerator.synchronize()
 
 
