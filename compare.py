@@ -47,7 +47,7 @@ from tessera.deploy.runtime.exported import size_of
 from tessera.deploy.runtime.pipeline import image_detector
 from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.run_directory import new_run
-from tessera.utils.checkpoints.weights import resolve_run
+from tessera.utils.checkpoints.weights import own_head, resolve_run
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluate import Evaluation, Settings, evaluate_split
 from tessera.utils.evaluation.evaluation_data import check_pixels, evaluation_imgsz, model_classes, read_dataset
@@ -214,6 +214,7 @@ def join(given: dict[str, Any]) -> Comparison:
     config = CompareConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
+        own_head(config.head)
         return compare(config, world)
 
 

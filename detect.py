@@ -62,6 +62,7 @@ from tessera.utils.checkpoints.run_directory import (
     require_outside,
     run_path,
 )
+from tessera.utils.checkpoints.weights import own_head
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.network import is_exported
 from tessera.utils.files import is_address
@@ -326,6 +327,7 @@ def join(given: dict[str, Any]) -> DetectionSummary:
     config = DetectConfig(**given)
     with open_world(config.device, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
+        own_head(config.head)
         return detect(config, world)
 
 

@@ -37,6 +37,7 @@ from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.exporting.verify import Verified, verify
 from tessera.deploy.runtime.exported import size_of
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
+from tessera.utils.checkpoints.weights import own_head
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
@@ -53,6 +54,7 @@ def export(config: ExportConfig, world: World) -> Verified:
         UserError: a mistake in the flags, or the detections of a file differ from those of the checkpoint.
     """
     setup_logging(world.rank, world.size)
+    own_head(config.head)
     formats = chosen(config.include)
     for one in formats:
         one.require(config)

@@ -138,9 +138,9 @@ def train(
             stop = world.broadcast(state.stopper.update(epoch, found.score))
             progress.finish_epoch()
             rates = schedule.learning_rates((epoch + 1) * batches - 1)
-            times = time.perf_counter() - began, bar.data_wait, bar.batches_per_s * context.batch_size
+            seconds, images_per_s = time.perf_counter() - began, bar.batches_per_s * context.batch_size
             with profile.stage("plots"):
-                observers.epoch(EpochResult(epoch, losses, found.metrics, rates, *times))
+                observers.epoch(EpochResult(epoch, losses, found.metrics, rates, seconds, bar.data_wait, images_per_s))
             with profile.stage("saving"):
                 saver.after_epoch(epoch, found.metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - began)
@@ -148,7 +148,8 @@ def train(
                 log.info(f"Stopped early: no improvement in the last {plural(state.stopper.patience, 'epoch')}.")
                 break
         stop_signals.stop_immediately(
-            f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
+            f"after the last epoch, whose checkpoint is saved; validate {saver.best} with "
+            f"{called('val.py')}{context.config.own_part_flags('head')}"
         )
         return validation.of_trial() if trial else validation.validate_best()
 

@@ -31,6 +31,7 @@ if __name__ == "__main__":
 
 from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint
+from tessera.utils.checkpoints.weights import own_head
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.evaluate import DetectionCollector, Settings, evaluate_split
@@ -191,6 +192,7 @@ def join(given: dict[str, Any]) -> Validated:
     config = ValConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
+        own_head(config.head)
         for text in ignored_flags(config, given):
             log.warning(text)
         return validate(config, world)

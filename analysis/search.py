@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tessera.analysis.search_report import BEST, SEEDS, judge, page, verdict, write_table
-from tessera.data.source.download import locked
 from tessera.models.heads.criterion import LOSS_HYPS
 from tessera.models.heads.head import Head
 from tessera.utils.checkpoints.run_directory import new_run, write_flags, write_yaml
@@ -31,7 +30,7 @@ from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.recipe import UNKNOWN_BATCH
 from tessera.utils.errors import Diverged, Interrupted, UserError, warn_on_error
 from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.files import absolute_path, write_whole
+from tessera.utils.files import absolute_path, locked, write_whole
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.run_lock import RunLock
 from tessera.utils.ranks.world import World

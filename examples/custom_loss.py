@@ -2,6 +2,7 @@
 
 uv run -m examples.custom_loss
 uv run train.py --head examples.custom_loss:DetectSquared --data shapes.yaml      # the same head in another run
+uv run detect.py --head examples.custom_loss:DetectSquared --weights runs/train/squared/weights/best.pt --source images/
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class SquaredBoxLoss(AnchorFreeLoss):
 class DetectSquared(DetectFree):
     """`DetectFree` that is trained with `SquaredBoxLoss`.
 
-    A checkpoint names its head, but no command imports it for that: --resume needs --head again, and val.py, detect.py
-    and export.py are called from Python, after `tessera.models.model_yaml.register_head(DetectSquared)`.
+    A checkpoint names its head, but no command imports it for that: --resume, val.py, detect.py, export.py and
+    compare.py need the same --head.
     """
 
     def criterion(self, settings: LossSettings) -> AnchorFreeLoss:

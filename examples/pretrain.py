@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tessera
-from tessera.data.source.synthetic_shapes import NAMES, write_shapes
+from tessera.deploy.foreign.synthetic_shapes import NAMES, write_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossSettings, SumOverRanks, no_reduction
 from tessera.models.heads.free import AnchorFreeLoss, DetectFree

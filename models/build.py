@@ -90,7 +90,7 @@ def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
     *others, last = spec.layers
     for layer in others:
         module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width, parameters)
-        parameters += _size(module)
+        parameters += count_parameters(module)
         layers.append(module)
     head = _build_head(spec, last, [maps[s] for s in last.sources])
     return layers, head, max(map(_stride, maps.values()))
@@ -113,12 +113,13 @@ def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> He
     channels = tuple(x.shape[1] for x in features)
     described = HeadSpec(spec.nc, layer.arguments, spec.head_keys, channels, tuple(strides), layer.where)
     with torch.device("meta"):
-        _require_small(layer, _size(spec.head.from_spec(described)), features[0])
+        _require_small(layer, count_parameters(spec.head.from_spec(described)), features[0])
     return spec.head.from_spec(described)
 
 
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+def count_parameters(module: nn.Module) -> int:
+    """Count the parameters, including frozen ones."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
@@ -159,7 +160,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
             f"{PROBE_SIZE} px: {one_line(str(error), 200)}. Check `from` and the arguments "
             f"{shown(list(layer.arguments))}."
         ) from error
-    _require_small(layer, before + _size(tried), output)
+    _require_small(layer, before + count_parameters(tried), output)
     return _make(kind, layer.repeats, inputs[0].shape[1], values, width), output
 
 

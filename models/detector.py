@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.build import build_layers
+from tessera.models.build import build_layers, count_parameters
 from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import SILU, Conv
 from tessera.models.layers.elan import RepConv
@@ -141,11 +141,6 @@ def check_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
 def round_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
     """Return the image size, sides rounded up to multiples of the stride, and of 32 if the stride is smaller."""
     return image_size([-(-side // max(stride, 32)) * max(stride, 32) for side in size_hw_of(imgsz)])
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Count the parameters, including frozen ones."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_gflops(model: DetectionModel, imgsz: ImageSize = 640) -> float:

@@ -176,7 +176,7 @@ def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
     if last.module not in HEADS:
         raise ConfigError(
             f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
-            f"{did_you_mean(last.module, HEADS)} One of your own is given with train.py --head module:{name}, in "
+            f"{did_you_mean(last.module, HEADS)} One of your own is given with --head module:{name}, or registered in "
             f"Python with tessera.models.model_yaml.register_head({name})."
         )
     for layer in others:

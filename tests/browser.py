@@ -75,7 +75,7 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
-    def picture(self, *, whole: bool = False) -> bytes:
+    def image(self, *, whole: bool = False) -> bytes:
         return base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 
     def _next(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ JOBS = {
     ("export", "openvino", "ncnn", "safetensors", "tune", "pretrained"): (
         "tests/deploy/exporting/test_quantisation.py",
         "tests/deploy/exporting/test_formats.py",
-        "tests/deploy/runtime/test_backends.py",
+        "tests/deploy/runtime/test_runtimes.py",
         "tests/utils/checkpoints/test_weights.py",
         "tests/deploy/foreign/test_efficientnet_lite.py",
         "tests/analysis/test_search.py",

@@ -36,12 +36,12 @@ def shapes(shared: Path, reference: str) -> dict[str, tuple[int, ...]]:
 
 
 def rows(shared: Path, reference: str) -> NDArray[np.float32]:
-    """Float32 (735, 85 or 84): what the family's own code predicts for `picture` with `state_dict`'s weights."""
+    """Float32 (735, 85 or 84): what the family's own code predicts for `image` with `state_dict`'s weights."""
     with np.load(shared / "reference" / "permissive" / f"{reference}.npz") as stored:
         return np.asarray(stored["rows"])
 
 
-def picture() -> Tensor:
+def image() -> Tensor:
     """Return the image of the rows, uint8 (160, 224, 3), RGB."""
     return torch.randint(0, 256, (*SIZE_HW, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 

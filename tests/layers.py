@@ -112,7 +112,7 @@ def reached(package: str) -> frozenset[str]:
     return layers_below(package).union(*map(reached, layers_below(package)))
 
 
-def picture() -> str:
+def diagram() -> str:
     """A Mermaid chart: an arrow from a package to each package below it, but for those that another arrow leads to."""
     lines = ["```mermaid", "flowchart TD"]
     for package in reversed(LAYERS):
@@ -129,7 +129,7 @@ def picture() -> str:
 
 def drawn(page: str) -> str:
     before, _, rest = page.partition("```mermaid")
-    return before + picture() + rest.partition("\n```")[2]
+    return before + diagram() + rest.partition("\n```")[2]
 
 
 MODULES = {module_of(path): path for path in FILES}

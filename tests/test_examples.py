@@ -22,6 +22,7 @@ from examples import (
     pretrain,
     train_and_evaluate,
 )
+from tessera.commands import compare, detect, export, val
 from tessera.models import model_yaml
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
@@ -81,6 +82,28 @@ def test_head_and_loss(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for wrong, complaint in (("examples.custom_loss:Tensor", "expected a subclass"), ("x:y", "no module x")):
         with pytest.raises(ConfigError, match=f"--head.*{complaint}"):
             tessera.train(head=wrong)
+
+
+def test_commands_load_a_checkpoint_with_the_head_that_they_name(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    custom_loss.main(epochs=1, project=tmp_path)
+    best, name = str(tmp_path / "squared" / "weights" / "best.pt"), "examples.custom_loss:DetectSquared"
+    out = capsys.readouterr().out
+    assert all(f"{hint} --weights {best} --head {name}" in out for hint in ("detect.py", "export.py"))
+
+    images = str(data.parent / "shapes" / "images" / "val")
+    for command, *flags in (
+        (val, "--weights", best, "--data", str(data), "--workers", "0", "--noreport", "--project", str(tmp_path)),
+        (detect, "--weights", best, "--source", images, "--project", str(tmp_path)),
+        (export, "--weights", best, "--include", "onnx", "--output", str(tmp_path)),
+        (compare, best, best, "--data", str(data), "--workers", "0", "--project", str(tmp_path)),
+    ):
+        monkeypatch.setattr(model_yaml, "HEADS", {k: v for k, v in model_yaml.HEADS.items() if k != "DetectSquared"})
+        assert command.main([*flags, "--device", "cpu"]) == 2
+        assert "given with --head module:DetectSquared" in capsys.readouterr().err
+        code = command.main([*flags, "--device", "cpu", "--head", name])
+        assert code == 0 or (command is export and (tmp_path / "best.onnx").exists())  # untrained: its scores are ties
 
 
 def test_model_alone() -> None:

@@ -203,7 +203,7 @@ def test_opencv_that_does_not_load_is_one_message(site: Path, tmp_path: Path) ->
     """As opencv-python on a server without libraries of a desktop."""
     reason = "libGL.so.1: cannot open shared object file"
     (tmp_path / "cv2.py").write_text(f"raise ImportError({reason!r})\n")
-    found = python(tmp_path, "-m", "tessera", "detect", "--source", "pictures", path=site)
+    found = python(tmp_path, "-m", "tessera", "detect", "--source", "images", path=site)
     assert found.code == 1 and "opencv-python-headless" in found.err
     assert found.err.startswith(f"error: OpenCV cannot be imported ({reason}). ") and found.err.count("\n") == 1
 

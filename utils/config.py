@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from tessera.utils.flags.options import Options, imgsz_option, option
 from tessera.utils.flags.program import HOME
 from tessera.utils.image_size import ImageSize
 from tessera.utils.text import first_of, row, shown
-from tessera.utils.user_parts import part_name, placed_part_names
+from tessera.utils.user_parts import placed_part_names
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = HOME / "data" / "hyps"
@@ -264,13 +265,6 @@ def _read_hyp(hyp: str | Path) -> YamlMapping:
     return read_yaml(path, "'key: value' lines")
 
 
-def part_names(given: Any, keyword: str) -> Any:
-    """Return module:name in place of the functions and classes among given values."""
-    if isinstance(given, (list, tuple)):
-        return tuple(part_names(part, keyword) for part in given)
-    return given if given is None or isinstance(given, str) else part_name(given, keyword)
-
-
 @dataclass(frozen=True)
 class TrainConfig(Options):
     """Train a detector."""
@@ -391,8 +385,6 @@ class TrainConfig(Options):
             words = {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in hyp.items()}
             hyp = tuple(f"{key}={value}" for key, value in words.items())
         object.__setattr__(self, "hyp", hyp or ())  # "" in checkpoints of 0.1
-        for name in ("head", "optimizer", "callbacks"):
-            object.__setattr__(self, name, part_names(getattr(self, name), name))
         object.__setattr__(self, "transforms", placed_part_names(self.transforms, "transforms"))
         super().__post_init__()
         if ":" not in self.optimizer:
@@ -441,6 +433,12 @@ class TrainConfig(Options):
         values = {name: getattr(self, name) for name in OWN_PARTS}
         named = {k: tuple(p for p in ((v,) if isinstance(v, str) else v) if ":" in p) for k, v in values.items()}
         return {name: parts for name, parts in named.items() if parts}
+
+    def own_part_flags(self, *names: str) -> str:
+        """Return " --head module:name" and the like, of `names` or of all own parts, for command lines in messages."""
+        return "".join(
+            f" --{name} {shlex.join(parts)}" for name, parts in self.own_parts.items() if name in (names or OWN_PARTS)
+        )
 
     @property
     def frozen_layers(self) -> tuple[int, ...]:

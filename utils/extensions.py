@@ -16,6 +16,8 @@ EXTENSIONS = {
     "profile": "tessera.analysis.profile",  # --profile
     "label errors": "tessera.analysis.label_errors",  # --find-errors
     "search": "tessera.analysis.search",  # --evolve
+    "downloads": "tessera.deploy.foreign.download",  # `download` of a dataset YAML
+    "generated shapes": "tessera.deploy.foreign.synthetic_shapes",  # `generate` of a dataset YAML
     "published weights": "tessera.deploy.foreign.published",  # --weights yolov5n, --list-weights
     "weights of other programs": "tessera.deploy.foreign.read",  # --weights yolov5n.pt
     "ImageNet weights": "tessera.deploy.foreign.efficientnet_lite",  # --weights imagenet

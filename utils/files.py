@@ -143,6 +143,26 @@ def is_same_file(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`, which is created for it and removed afterwards.
+
+    A crash of the process releases the lock. Holders must re-check the protected state, as another process may have
+    finished the work.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(path, "ab", opener=no_link) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not is_same_file(path, file):  # the last holder has removed it
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
 def open_temporary(path: Path, ending: str = "") -> tuple[IO[bytes], Path]:
     """Create a file for writing `path`: beside it, hidden, with a short ASCII name that nobody can foresee.
 

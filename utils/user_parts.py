@@ -65,6 +65,13 @@ def part_name(part: Any, keyword: str) -> str:
     return name
 
 
+def part_names(given: Any, keyword: str) -> Any:
+    """Return module:name in place of the functions and classes among given values."""
+    if isinstance(given, (list, tuple)):
+        return tuple(part_names(part, keyword) for part in given)
+    return given if given is None or isinstance(given, str) else part_name(given, keyword)
+
+
 def placed_part_names(parts: Any, keyword: str) -> tuple[str, ...]:
     """Return `module:name` or `module:name@place` of parts given as names, functions or (function, place) pairs."""
     found = []

@@ -27,7 +27,7 @@ from tessera.utils.evaluation.average_precision import (
     Ranking,
     chunks,
     class_precisions,
-    rank,
+    ranking_of,
     resampled,
 )
 from tessera.utils.evaluation.curves import images_of_classes
@@ -232,7 +232,7 @@ def permuted_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[Cl
     images = a.images
     assert np.array_equal(images, b.images), "both sides are of the same images"
     offset = int(images.max(initial=-1)) + 1
-    ranking = rank(Matches.joined([_with_rank_scores(a), _with_rank_scores(b)._replace(images=images + offset)]))
+    ranking = ranking_of(Matches.joined([_with_rank_scores(a), _with_rank_scores(b)._replace(images=images + offset)]))
     swapped = rng.integers(2, size=(len(images), PERMUTATIONS), dtype=np.uint8)
 
     def weights(of_b: int) -> Iterator[NDArray[np.float32]]:

@@ -127,19 +127,21 @@ class DecodedCache:
             return
         other_slots = {}  # of images of the same file that may be cached and are not
         for other in self._store.of_file(index):
-            position = self._slot(other)
-            if position is not None and position not in (slot, *self._held) and self._owners[position] != other + 1:
-                other_slots[other] = position
+            other_slot = self._slot(other)
+            if other_slot is None or other_slot in (slot, *self._held):
+                continue
+            if self._owners[other_slot] != other + 1:
+                other_slots[other] = other_slot
         images = self._store.load_together([index, *other_slots])
         try:
             self._write(slot, index, images)
         except UndecodableImage:  # an exclusive lock must not be held while this process waits for other slots
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
             raise
-        for other, position in other_slots.items():
-            if self._lock(position):
-                self._write(position, other, images)
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, position)
+        for other, other_slot in other_slots.items():
+            if self._lock(other_slot):
+                self._write(other_slot, other, images)
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, other_slot)
             else:
                 next(images)
 

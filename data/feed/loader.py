@@ -131,21 +131,21 @@ class TrainLoader(Loader[TrainSampler]):
     is validated and saved. With `--image-weights` they wait, because the next epoch depends on that validation.
     """
 
-    def __init__(self, dataset: TrainDataset, sampler: TrainSampler, run: RunContext, workers: int) -> None:
-        super().__init__(dataset, sampler, run.world, workers, run.config.seed)
-        self._epochs, self._read_ahead = run.config.epochs, not run.config.image_weights
-        self._position: tuple[int, int] | None = None  # (epoch, step) of the next batch in the stream
+    def __init__(self, dataset: TrainDataset, sampler: TrainSampler, context: RunContext, workers: int) -> None:
+        super().__init__(dataset, sampler, context.world, workers, context.config.seed)
+        self._epochs, self._read_ahead = context.config.epochs, not context.config.image_weights
+        self._position: tuple[int, int] | None = None  # (epoch, number) of the next batch in the stream
 
     @property
     def batches_per_epoch(self) -> int:
         """Number of batches of a whole epoch, the same on every rank."""
         return len(self._sampler)
 
-    def seek(self, epoch: int, step: int = 0) -> None:
-        """Start the workers at batch `step` of `epoch`, before `batches` requests it."""
-        self._sampler.seek(epoch, step)
+    def seek(self, epoch: int, number: int = 0) -> None:
+        """Start the workers at batch `number` of `epoch`, before `batches` requests it."""
+        self._sampler.seek(epoch, number)
         self._start()
-        self._position = (epoch, step)
+        self._position = (epoch, number)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
         """Sample images in proportion to `weights` (N,), see `image_weights`, from the next epoch on."""
@@ -162,17 +162,17 @@ class TrainLoader(Loader[TrainSampler]):
         return self._rest(epoch, start)
 
     def _rest(self, epoch: int, start: int) -> Iterator[Batch]:
-        for step in range(start, self.batches_per_epoch):
-            assert self._position == (epoch, step), "another iteration has moved the stream"
+        for number in range(start, self.batches_per_epoch):
+            assert self._position == (epoch, number), "another iteration has moved the stream"
             batch = self._take()
-            self._position = (epoch, step + 1)
-            self._continue_at(epoch, step + 1)
+            self._position = (epoch, number + 1)
+            self._continue_at(epoch, number + 1)
             yield batch
 
-    def _continue_at(self, epoch: int, step: int) -> None:
-        """Let the workers continue at `step` of `epoch`, or with the next epoch if this one has ended."""
-        ended = step == self.batches_per_epoch and epoch + 1 < self._epochs
-        place = (epoch + 1, 0) if ended and self._read_ahead else (epoch, step)
+    def _continue_at(self, epoch: int, number: int) -> None:
+        """Let the workers continue at `number` of `epoch`, or with the next epoch if this one has ended."""
+        ended = number == self.batches_per_epoch and epoch + 1 < self._epochs
+        place = (epoch + 1, 0) if ended and self._read_ahead else (epoch, number)
         if self._position != place:
             self.seek(*place)
 
@@ -204,7 +204,7 @@ class ValLoader(Loader[ValSampler]):
                 yield batch
 
 
-def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | None = None) -> TrainLoader:
+def build_train_loader(context: RunContext, store: ImageStore, memory: ShmBudget | None = None) -> TrainLoader:
     """Open the training loader of this rank, on a store with "linear" interpolation. All ranks call this together.
 
     `memory` is the node's shared-memory budget; None creates one.
@@ -212,31 +212,35 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | N
     Raises:
         ConfigError: the batch size is not divisible by the number of ranks.
     """
-    config, index, world = run.config, store.index, run.world
+    config, index, world = context.config, store.index, context.world
     tiles = index if isinstance(index, TileIndex) else None
     repeats = repeat_factors(index) if config.sampling == "balanced" else None
     if repeats is not None:
         own = repeats[tiles.of_epoch(config.seed, 0)] if tiles is not None else repeats
         least, most = own.min() / own.mean(), own.max() / own.mean()
         log.info(f"--sampling balanced: each image is sampled {least:.2f} to {most:.2f} times per epoch")
-    shapes_hw = rect_train_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
-    order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, tiles)
+    shapes_hw = rect_train_shapes(index.sizes_hw, context.imgsz, context.stride) if config.rect else None
+    order = EpochOrder(len(index), context.batch_size, config.seed, context.imgsz, shapes_hw, repeats, tiles)
     sampler = TrainSampler(order, world.rank, world.size)
     memory = memory or ShmBudget(world)
-    batch_bytes = run.rank_batch_size * math.prod(size_hw_of(run.imgsz)) * 3
+    batch_bytes = context.rank_batch_size * math.prod(size_hw_of(context.imgsz)) * 3
     workers = reserve_workers(config.workers, batch_bytes, world, memory)
     images: ImageStore | DecodedCache = store
-    if (run.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
+    if (context.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
         # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Tiles
         # need the cache without mosaic too, because tiles of a batch share files.
-        batches = mosaic_batches(run.batch_size) + workers * PREFETCH
+        batches = mosaic_batches(context.batch_size) + workers * PREFETCH
         # Blocks may extend beyond the rank.
-        node_images = min(run.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, run.batch_size)
-        images = share_decoded_cache(store, world, batch_size=run.batch_size, node_images=node_images, batches=batches)
+        node_images = min(context.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, context.batch_size)
+        images = share_decoded_cache(
+            store, world, batch_size=context.batch_size, node_images=node_images, batches=batches
+        )
     elif not store.is_cached:
         images = share_decoded_cache(store, world)
-    dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs, load_transforms(config.transforms))
-    return TrainLoader(dataset, sampler, run, workers)
+    dataset = TrainDataset(
+        index, images, context.hyp, config.seed, context.mosaic_epochs, load_transforms(config.transforms)
+    )
+    return TrainLoader(dataset, sampler, context, workers)
 
 
 def build_val_loader(

@@ -183,10 +183,10 @@ class TrainSampler(Sampler[list[Draw]]):
     def __len__(self) -> int:
         return len(self.order)
 
-    def seek(self, epoch: int, step: int = 0) -> None:
-        """Let the next `iter()` start at batch `step` of `epoch`; the one after it is epoch + 1 from its start."""
-        assert epoch >= 0 and 0 <= step <= len(self), (epoch, step, len(self))
-        self._next = (epoch, step)
+    def seek(self, epoch: int, number: int = 0) -> None:
+        """Let the next `iter()` start at batch `number` of `epoch`; the one after it is epoch + 1 from its start."""
+        assert epoch >= 0 and 0 <= number <= len(self), (epoch, number, len(self))
+        self._next = (epoch, number)
 
     def __iter__(self) -> Iterator[list[Draw]]:
         # This runs at the first next(): torch's loader creates two iterators at its start, and uses the second.

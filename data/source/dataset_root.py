@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import errno
 import glob
-import hashlib
 import logging
 import os
 import shutil
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
+from pathlib import Path
 
-from tessera.data.source.download import fetch, locked, unpack
-from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.environment import datasets_dir
 from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer
+from tessera.utils.extensions import extension
 from tessera.utils.files import (
     absolute_path,
     files_below,
     is_address,
+    locked,
     open_plain,
     suffix_of,
     user_path,
@@ -38,7 +36,7 @@ from tessera.utils.flags.program import BASE
 from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
 
-GENERATORS = {"shapes": write_shapes}
+GENERATORS = ("shapes",)
 _LONGEST_LIST = 1 << 30  # bytes
 
 logger = logging.getLogger(__name__)
@@ -124,7 +122,7 @@ class DatasetRoot:
                 )
             if self.generate is not None:
                 logger.info("Generating the dataset %s in %s", self.generate, target)
-                GENERATORS[self.generate](real)
+                extension("generated shapes").write_shapes(real)
                 return target
             with locked(real.with_name(f".{real.name}.lock")):
                 if not self.has_entries(real):
@@ -139,17 +137,7 @@ class DatasetRoot:
 
     def _download(self, staging: Path, target: Path) -> None:
         """Download and unpack all archives below `staging`, then rename the result; resumes an interrupted call."""
-        contents = staging / "contents"
-        for archive in self.archives:
-            name = PurePosixPath(urlsplit(archive.url).path).name or "archive"
-            key = hashlib.blake2b("\0".join(archive).encode(), digest_size=4).hexdigest()
-            done = staging / f"{key}.done"
-            if not done.exists():
-                logger.info("Downloading %s for %s", archive.url, target)
-                file = fetch(archive.url, staging / f"{key}-{name}")
-                unpack(file, contents / archive.into)
-                done.touch()
-                file.unlink()
+        contents: Path = extension("downloads").fetch_archives(self.archives, staging, target)
         # An archive may hold the dataset's folder, or what belongs inside it.
         found = contents / target.name
         if not found.is_dir():

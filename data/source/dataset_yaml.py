@@ -65,7 +65,7 @@ def _locate(yaml_path: Path, found: YamlMapping, obtain: bool) -> DatasetSpec:
     archives, refused = _archives(found)
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
     generate, stated = found.values.get("generate"), found.values.get("path")
-    if generate is not None and generate not in list(GENERATORS):
+    if generate is not None and generate not in GENERATORS:
         raise ConfigError(
             f"{found.at('generate')}: generate: found {shown(generate)}, expected {' or '.join(GENERATORS)}."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, imgsz_option, option, parsed_confidence, weights_option
+from tessera.utils.flags.options import Options, head_option, imgsz_option, option, parsed_confidence, weights_option
 from tessera.utils.image_size import ImageSize
 
 
@@ -16,6 +16,7 @@ class ExportConfig(Options):
     program = "export.py"
 
     weights: str = weights_option("checkpoint, or published file by name (--list-weights)")
+    head: str = head_option()
     include: tuple[str, ...] = option(("onnx",), "formats to write", many=True)
     imgsz: ImageSize = imgsz_option(0, "0 = as trained; with --raw fixed")
     output: str = option(

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.source.synthetic_shapes import render_image
 from tessera.deploy.exporting.difference import (
     EXACT,
     HALF,
@@ -28,6 +27,7 @@ from tessera.deploy.exporting.difference import (
     rounds_difference,
 )
 from tessera.deploy.exporting.job import ExportJob, decoded_images
+from tessera.deploy.foreign.synthetic_shapes import render_image
 from tessera.deploy.runtime.exported import MissingDevice, size_of
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.utils.bit_depth import Pixels

@@ -1,1 +1,1 @@
-"""Weights in files of other programs and formats, under this program's names; opened when --weights names one."""
+"""What comes from elsewhere: downloads, generated images, weights of other programs and formats."""

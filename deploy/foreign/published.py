@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tessera.data.source.download import fetch
+from tessera.deploy.foreign.download import fetch
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import sha256

@@ -8,6 +8,7 @@ from typing import Literal
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import (
     Options,
+    head_option,
     imgsz_option,
     option,
     parsed_confidence,
@@ -26,6 +27,7 @@ class DetectConfig(Options):
 
     weights: str = weights_option("checkpoint, exported file, or published file by name (--list-weights)")
     trust_file: bool = trust_file_option()
+    head: str = head_option()
     source: tuple[str, ...] = option(
         (), "images, videos, folders, globs, lists (.txt), URLs, camera numbers; - = standard input", many=True
     )

@@ -260,21 +260,21 @@ class AnchorFreeLoss(TaskAlignedLoss):
 
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         raw, logits = outputs
-        cls = SoftCrossEntropy.apply(logits, slots.cells, slots.classes, slots.targets, slots.ignored)
+        cls = SoftCrossEntropy.apply(logits, slots.cells, slots.classes, slots.target_scores, slots.ignored)
         if self.class_weights is not None:
-            matched = class_losses(logits, slots, slots.targets)
-            cls = cls + torch.where(slots.targets > 0, self.weighted(matched, slots.classes) - matched, 0).sum()
+            matched = class_losses(logits, slots, slots.target_scores)
+            cls = cls + torch.where(slots.target_scores > 0, self.weighted(matched, slots.classes) - matched, 0).sum()
         rows = gather_rows(raw, slots.cells)
         low, high = slots.boxes_xyxy.split(2, 1)
         wanted = torch.cat((slots.grid.centres - low, high - slots.grid.centres), 1) / slots.grid.strides
         predicted = self._head.distances(rows)
         low, high = torch.stack((predicted, wanted)).split(2, -1)  # boxes around the cell's centre
-        box = self.box_loss(slots.targets, complete_iou_of_pairs((high - low) / 2, high + low))
+        box = self.box_loss(slots.target_scores, complete_iou_of_pairs((high - low) / 2, high + low))
         if self._head.reg_max > 1:
             off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
         else:
             off = (predicted - wanted).abs()
-        return box, cls, (slots.targets * off.mean(1)).sum()
+        return box, cls, (slots.target_scores * off.mean(1)).sum()
 
 
 def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:

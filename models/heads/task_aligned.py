@@ -65,8 +65,8 @@ class TaskAlignedAssignment(Assignment):
     `counts` is (0,), because the divisor of the loss depends on the predictions. `ignored` is (B·A,).
     """
 
-    # int64 (6, N): object; first cell as image · A + cell; cells per row; gap between rows; the part's cells before;
-    # cells in total
+    # int64 (6, N), one tensor for one copy to the device. Its rows: object; first cell, as image · A + cell; cells per
+    # row; cells from a row's end to the next row; pairs of the part in the rectangles before; pairs
     rectangles: Tensor
     grid: Tensor  # float32 (A, 3), see Grid
     classes: Tensor  # int64 (G,)
@@ -79,10 +79,10 @@ class TaskAlignedAssignment(Assignment):
     def pairs_of(self, part: Part) -> tuple[Tensor, Tensor]:
         """Return objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
         rectangles = self.rectangles[:, part.rectangles]
-        runs = torch.repeat_interleave(rectangles[5], output_size=part.pairs)
-        owners, first, width, gap, before = rectangles[:5, runs]
-        offset = torch.arange(part.pairs, device=owners.device) - before
-        return owners, first + offset + offset // width * gap
+        rectangle_of_pair = torch.repeat_interleave(rectangles[-1], output_size=part.pairs)
+        owners, first_cell, width, gap, pairs_before = rectangles[:-1, rectangle_of_pair]
+        offset = torch.arange(part.pairs, device=owners.device) - pairs_before  # in the rectangle, row by row
+        return owners, first_cell + offset + offset // width * gap
 
 
 def assign_candidates(
@@ -92,32 +92,32 @@ def assign_candidates(
 
     An object outside of the image has none.
     """
-    rows = targets.objects.astype(np.float64)
+    objects = targets.objects.astype(np.float64)
     grids = np.array(grids_hw)
     level_starts = np.concatenate(([0], np.cumsum(grids.prod(1))))
 
-    first, counts = cells_inside(rows[:, 2:], strides, grids_hw)
-    sizes = np.maximum(counts, 0).prod(2)  # (T, L)
-    keep = sizes.sum(1) > 0
-    rows, first, counts, sizes = rows[keep], first[keep], counts[keep], sizes[keep]
+    corners_xy, sizes_wh = cells_inside(objects[:, 2:], strides, grids_hw)
+    areas = np.maximum(sizes_wh, 0).prod(2)  # (T, L)
+    keep = areas.sum(1) > 0
+    objects, corners_xy, sizes_wh, areas = objects[keep], corners_xy[keep], sizes_wh[keep], areas[keep]
 
-    owners, level = np.nonzero(sizes)
-    corner, size = first[owners, level], counts[owners, level]
-    cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
-    cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
-    pairs = sizes[owners, level]
-    before = np.cumsum(pairs) - pairs
+    owners, level = np.nonzero(areas)  # (N,) each
+    corner, width = corners_xy[owners, level], sizes_wh[owners, level, 0]
+    first_cell = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
+    first_cell += objects[owners, 0].astype(np.int64) * level_starts[-1]
+    pairs = areas[owners, level]
+    pairs_before = np.cumsum(pairs) - pairs
 
-    length = sizes.sum(1)
+    length = areas.sum(1)  # pairs of each object
     start = np.cumsum(length) - length
-    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
+    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(objects)]
     parts, slots = [], np.minimum(np.arange(topk), length[:, None] - 1)
-    for objects in map(slice, cuts[:-1], cuts[1:]):
-        slots[objects] += (start[objects] - start[objects][:1])[:, None]
-        its_rectangles = slice(*np.searchsorted(owners, (objects.start, objects.stop)).tolist())
-        before[its_rectangles] -= before[its_rectangles][:1]
-        parts.append(Part(objects, its_rectangles, int(length[objects].sum())))
-    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], before, pairs))
+    for some in map(slice, cuts[:-1], cuts[1:]):
+        slots[some] += (start[some] - start[some][:1])[:, None]
+        its_rectangles = slice(*np.searchsorted(owners, (some.start, some.stop)).tolist())
+        pairs_before[its_rectangles] -= pairs_before[its_rectangles][:1]
+        parts.append(Part(some, its_rectangles, int(length[some].sum())))
+    rectangles = np.stack((owners, first_cell, width, grids[level, 1] - width, pairs_before, pairs))
     ignored = None
     if len(targets.regions):
         levels = ignored_cells(targets.regions, strides, batch_size, grids_hw)
@@ -126,8 +126,8 @@ def assign_candidates(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
         grid=make_grid(grids_hw, strides, torch.zeros(0)).cells,
-        classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
-        boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
+        classes=torch.from_numpy(objects[:, 1].astype(np.int64)),
+        boxes_xyxy=torch.from_numpy(objects[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
         filled=torch.from_numpy(np.arange(topk) < length[:, None]),
         parts=tuple(parts),
@@ -138,10 +138,10 @@ def assign_candidates(
 
 @dataclass(frozen=True)
 class Slots:
-    """Assigned cells and targets of all objects; no cell is used twice."""
+    """Assigned cells and target scores of all objects; no cell is used twice."""
 
     cells: Tensor  # int64 (S,), image · A + cell
-    targets: Tensor  # float32 (S,), class target and weight of the box; 0 = unused slot
+    target_scores: Tensor  # float32 (S,), class target and weight of the box; 0 = unused slot
     classes: Tensor  # int64 (S,), of the object
     boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
     grid: Grid  # of the cells
@@ -160,7 +160,7 @@ def assign_topk(
 
     The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
     IoU u. An object gets its K candidates with the largest t; a cell of several objects goes to that with the largest
-    u. The target is t, scaled so that an object's largest target is the largest u of its cells.
+    u. The target score is t, scaled so that an object's largest one is the largest u of its cells.
 
     Args:
         boxes: predicted boxes of cells, int64 (P,): float32 (P, 4), corners in pixels.
@@ -185,13 +185,13 @@ def assign_topk(
     keep = keep & _largest_of_cell(cells, torch.where(keep, overlap, -1.0), predictions)
     alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
-    targets = (alignment / largest * overlap.amax(1, keepdim=True)).flatten()
+    target_scores = (alignment / largest * overlap.amax(1, keepdim=True)).flatten()
     cells, ignored = cells.flatten(), assignment.ignored
     if ignored is not None:
-        used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, targets, "amax")
+        used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, target_scores, "amax")
         ignored = ignored & (used == 0)
     classes, boxes_xyxy = (x.repeat_interleave(topk, 0) for x in (assignment.classes, assignment.boxes_xyxy))
-    return Slots(cells, targets, classes, boxes_xyxy, grid.at(cells), ignored)
+    return Slots(cells, target_scores, classes, boxes_xyxy, grid.at(cells), ignored)
 
 
 def _largest_of_cell(cells: Tensor, values: Tensor, count: int) -> Tensor:
@@ -273,8 +273,8 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
         grid, widths = Grid(assignment.grid), self._widths
         assert len(predictions) == len(widths) * len(self._topk), len(predictions)
         assigned = []
-        for kind, topk in enumerate(self._topk):
-            raw = predictions[kind * len(widths) : (kind + 1) * len(widths)]
+        for branches, topk in enumerate(self._topk):
+            raw = predictions[branches * len(widths) : (branches + 1) * len(widths)]
             for output, width in zip(raw, widths, strict=True):
                 assert output.shape == (assignment.batch_size, len(grid.cells), width), output.shape
             outputs = tuple(output.flatten(0, 1) for output in raw)
@@ -349,4 +349,4 @@ def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
 
 def _units(assigned: Sequence[Assigned]) -> Tensor:
     """Return Σ t of each set of branches in units of 1 / UNIT, int64 (sets,)."""
-    return torch.stack([(slots.targets * UNIT).round().long().sum() for _, slots in assigned])
+    return torch.stack([(slots.target_scores * UNIT).round().long().sum() for _, slots in assigned])

@@ -147,18 +147,18 @@ class YoloxLoss(TaskAlignedLoss):
 
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         offsets, objectness, logits = outputs
-        largest = slots.targets.view(-1, self._topk[0]).amax(1).repeat_interleave(self._topk[0])  # of the object
-        quality = slots.targets / largest.clamp(min=torch.finfo(torch.float32).tiny)
+        largest = slots.target_scores.view(-1, self._topk[0]).amax(1).repeat_interleave(self._topk[0])  # of the object
+        quality = slots.target_scores / largest.clamp(min=torch.finfo(torch.float32).tiny)
         obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), quality, slots.ignored)
 
         xy, log_wh = _bounded(gather_rows(offsets, slots.cells)).split(2, 1)
         corners = (slots.grid.centres - slots.grid.strides / 2).repeat(1, 2)
         wanted = xyxy_to_cxcywh((slots.boxes_xyxy - corners) / slots.grid.strides)
         iou = complete_iou(torch.cat((xy, log_wh.exp()), 1), wanted)
-        box = (slots.targets * (1 - iou)).sum()
+        box = (slots.target_scores * (1 - iou)).sum()
 
         classes = self.weighted(class_losses(logits, slots, largest), slots.classes)
-        cls = (slots.targets * classes).sum()
+        cls = (slots.target_scores * classes).sum()
         return box, obj, cls
 
 

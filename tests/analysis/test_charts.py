@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tracemalloc
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -243,16 +242,6 @@ def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]
     assert "$5 or $6" in legend.get_texts()[2].get_text().replace("\\$", "$")
 
 
-def test_curves_of_many_classes_are_one_collection(tmp_path: Path, figures: list[Figure]) -> None:
-    many, data = 1203, curves(1203)
-    plot_confidence_curve(data, data.f1, names(many, "short"), "F1", tmp_path / "F1.png")
-    axes = figures[0].axes[0]
-    (lines,) = axes.collections
-    assert len(axes.lines) == 2 and len(lines.get_segments()) == many and len(lines.get_segments()[0]) <= 201
-    assert [text.get_text() for text in axes.get_legend().get_texts()][1:] == ["each of 1,203 classes"]
-    assert lines.get_segments()[7][-1].tolist() == [1, data.f1[7, -1]]
-
-
 def test_a_confusion_matrix_of_many_classes_shows_the_most_confused(tmp_path: Path, figures: list[Figure]) -> None:
     """Those are named; all others are one row and one column, so that columns keep their sums."""
     many = 1203
@@ -290,15 +279,3 @@ def test_labels_of_many_objects_are_counted_in_pieces(
         assert np.abs(axes.collections[0].get_array().filled(0) - expected).sum() <= 10  # rounding at a cell's edge
     assert np.array_equal(histogram.patches[0].get_data().values, np.bincount(data.classes, minlength=600))
     assert len(histogram.patches) == 1
-
-
-def test_labels_hold_no_copy_of_all_boxes(tmp_path: Path) -> None:
-    """A training waits for labels.jpg: memory does not grow with the objects."""
-    data = index(names(3, "short"), 500_000)
-    tracemalloc.start()
-    try:
-        plot_labels(data, tmp_path / "labels.jpg")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 16 * 2**20  # all boxes as float64 are 15 MiB, and were held three times over

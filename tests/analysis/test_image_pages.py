@@ -21,7 +21,7 @@ from tessera.analysis.report.page_data import RunInfo
 from tessera.analysis.report.validation_report import label_errors_page
 from tessera.commands import train
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.synthetic_shapes import render_image
+from tessera.deploy.foreign.synthetic_shapes import render_image
 from tessera.utils.errors import UserError
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.types import DatasetIndex, DatasetSpec
@@ -94,14 +94,14 @@ def made_check(folder: Path, images: int, names: list[str]) -> results.DatasetCh
 
 def test_any_number_of_findings_stays_below_five_megabytes_and_names_are_text(tmp_path: Path) -> None:
     spec = DatasetSpec(HOSTILE[0], tmp_path / HOSTILE[0].replace("/", ""), tmp_path, {}, ())
-    text = data_page(made_check(tmp_path / "pictures", 160, HOSTILE), spec)
+    text = data_page(made_check(tmp_path / "images", 160, HOSTILE), spec)
     assert_safe(text, scripts=1)
     assert "more not shown" in text and html.escape(HOSTILE[0]) in text
 
 
 def test_an_image_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None:
-    check = made_check(tmp_path / "pictures", 2, ["a", "b", "c"])
-    shutil.rmtree(tmp_path / "pictures")
+    check = made_check(tmp_path / "images", 2, ["a", "b", "c"])
+    shutil.rmtree(tmp_path / "images")
     text = data_page(check, DatasetSpec("a", tmp_path / "a.yaml", tmp_path, {}, ()))
     assert "<img" not in text and text.count("No image: its file") == 4
 

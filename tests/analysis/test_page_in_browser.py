@@ -60,11 +60,11 @@ def texts(tab: Tab, query: str) -> list[str]:
 
 
 def test_it_is_dark_where_that_is_wanted_and_prints_light_without_controls(tab: Tab) -> None:
-    pictures = []
+    levels = []
     for dark in (False, True):
         tab.resize(768, dark=dark)
-        pictures.append(np.asarray(Image.open(io.BytesIO(tab.picture())).convert("L"), float).mean())
-    assert pictures[0] > 200 and pictures[1] < 60
+        levels.append(np.asarray(Image.open(io.BytesIO(tab.image())).convert("L"), float).mean())
+    assert levels[0] > 200 and levels[1] < 60
     dark = {"name": "prefers-color-scheme", "value": "dark"}
     tab.ask("Emulation.setEmulatedMedia", media="print", features=[dark])
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -181,7 +181,7 @@ def test_every_page_fits_and_axe_finds_nothing(name: str, facts: ReportData, tmp
     made = {
         "report": lambda: page(facts),
         "data": lambda: data_page(
-            made_check(tmp_path / "pictures", 6, HOSTILE), DatasetSpec("made", tmp_path / "made.yaml", tmp_path, {}, ())
+            made_check(tmp_path / "images", 6, HOSTILE), DatasetSpec("made", tmp_path / "made.yaml", tmp_path, {}, ())
         ),
         "suspects": lambda: label_errors_page("run", *made_label_errors(tmp_path, 200), ORIGIN, 0.9),
     }

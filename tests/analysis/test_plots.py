@@ -68,9 +68,9 @@ def test_targets_become_a_jpeg_of_sixteen_images(tmp_path: Path) -> None:
     targets = torch.tensor([[0, 0, 10, 10, 60, 60], [1, 1, 5, 6, 30, 31]], dtype=torch.float32)
     path = tmp_path / "deep" / "train_batch0.jpg"
     render_targets(batch(np.full((20, 64, 96, 3), 128, np.uint8), targets), ["person", "car"], ["a.jpg"] * 20, path)
-    picture = cv2.imread(str(path))
-    assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
-    assert np.abs(picture[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
+    drawn = cv2.imread(str(path))
+    assert drawn is not None and drawn.shape == (4 * 213, 4 * 320, 3)
+    assert np.abs(drawn[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -136,8 +136,8 @@ def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
     sink = SampleImageCollector(index(["a", "b"], 10), ranks=1)
     sink.add(letterboxed(0, 2, (320, 320), padding=8), [found, NOTHING])
     sink.write_predictions(tmp_path / "p.png", 0.5)
-    picture = cv2.imread(str(tmp_path / "p.png"))
-    assert picture is not None and picture.shape == (320, 640, 3)
-    red, green = (np.abs(picture[:, :, ::-1].astype(int) - class_colour(i)).max(-1) < 60 for i in (0, 1))
+    drawn = cv2.imread(str(tmp_path / "p.png"))
+    assert drawn is not None and drawn.shape == (320, 640, 3)
+    red, green = (np.abs(drawn[:, :, ::-1].astype(int) - class_colour(i)).max(-1) < 60 for i in (0, 1))
     assert red.sum() > 500 and green.sum() == 0
     assert np.argwhere(red)[:, 1].min() == pytest.approx(19, abs=2), "without the padding at the left"

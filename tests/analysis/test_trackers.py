@@ -59,17 +59,17 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Re
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def sample(tmp_path: Path) -> Path:
     """A small red image."""
     path = tmp_path / "val_batch0_pred.jpg"
     cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
     return path
 
 
-def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
+def use(names: list[str], run: Path, sample: Path, *, resume: bool = False) -> None:
     with closing(Loggers(names, run, CONFIG, resume=resume)) as log:
         log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
-        log.image("val_batch0_pred", picture, 2)
+        log.image("val_batch0_pred", sample, 2)
         log.checkpoint(run / "best.pt")
 
 
@@ -80,8 +80,8 @@ def test_the_names_of_the_flag_are_the_trackers() -> None:
     assert tuple(TRACKERS) == LOGGER_NAMES
 
 
-def test_tensorboard_holds_scalars_and_images(tmp_path: Path, picture: Path) -> None:
-    use(["tensorboard"], tmp_path / "run", picture)
+def test_tensorboard_holds_scalars_and_images(tmp_path: Path, sample: Path) -> None:
+    use(["tensorboard"], tmp_path / "run", sample)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert events.Tags()["scalars"] == ["train/box_loss"]
     assert [(event.step, event.value) for event in events.Scalars("train/box_loss")] == [(2, 0.5)]
@@ -105,23 +105,23 @@ def test_images_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> None:
     assert (chart.width, chart.height) == (800, 640)
 
 
-def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb(tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, "wandb")
-    use(["wandb"], tmp_path, picture)
+    use(["wandb"], tmp_path, sample)
     ((_, init),) = fake.named("wandb.init")
     assert (init["project"], init["name"], init["config"], init["id"]) == ("tessera", tmp_path.name, CONFIG, None)
     logged = fake.named("wandb.init().log")
     assert logged[0] == (({"train/box_loss": 0.5},), {"step": 2})
     assert list(logged[1][0][0]) == ["val_batch0_pred"] and logged[1][1] == {"commit": False}
-    assert fake.named("wandb.Image") == [((str(picture),), {"caption": "epoch 2"})]
+    assert fake.named("wandb.Image") == [((str(sample),), {"caption": "epoch 2"})]
     assert fake.named("wandb.Artifact().add_file") == [((str(tmp_path / "best.pt"),), {})]
     assert len(fake.named("wandb.init().log_artifact")) == len(fake.named("wandb.init().finish")) == 1
-    use(["wandb"], tmp_path, picture, resume=True)
+    use(["wandb"], tmp_path, sample, resume=True)
     assert fake.named("wandb.init")[1][1]["id"] == "id-1"
 
 
 @pytest.mark.parametrize("has_server", [True, False])
-def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, has_server: bool) -> None:
+def test_mlflow(tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, has_server: bool) -> None:
     """Without a server runs are in their project; parameters go in batches of 100."""
     entities, client = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a), "mlflow.MlflowClient()"
     fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: has_server)
@@ -130,7 +130,7 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, 
     for resume in (False, True):
         with closing(Loggers(["mlflow"], run, {f"key{i}": i for i in range(250)}, resume=resume)) as log:
             log.scalars({"metrics/mAP_0.5:0.95": 0.25}, 2)
-            log.image("val_batch0_pred", picture, 2)
+            log.image("val_batch0_pred", sample, 2)
             log.checkpoint(run / "best.pt")
     uri = None if has_server else f"sqlite:///{tmp_path / 'mlflow.db'}"
     assert fake.named("mlflow.MlflowClient") == [((uri,), {})] * 2, "MLFLOW_TRACKING_URI applies"
@@ -140,7 +140,7 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (key, value, step) == ("metrics/mAP_0.5-0.95", 0.25, 2)
     assert milliseconds == pytest.approx(time.time() * 1000, abs=60_000)
     artifacts = [(args, kwargs["artifact_path"]) for args, kwargs in fake.named(f"{client}.log_artifact")]
-    assert artifacts == [(("id-1", str(picture)), "images"), (("id-1", str(run / "best.pt")), "weights")] * 2
+    assert artifacts == [(("id-1", str(sample)), "images"), (("id-1", str(run / "best.pt")), "weights")] * 2
     assert fake.named(f"{client}.set_terminated") == [(("id-1",), {})] * 2
     assert fake.named(f"{client}.update_run") == [(("id-1",), {"status": "RUNNING"})]
     assert len(fake.named(f"{client}.create_run")) == 1
@@ -149,7 +149,7 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parts_fail
 @pytest.mark.parametrize("name", REMOTE)
 def test_a_new_run_does_not_continue_one_whose_id_lies_there(
-    name: str, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str | None] = []
     install(monkeypatch, name)
@@ -280,7 +280,7 @@ sys.exit(7)
 
 @pytest.mark.slow
 def test_mlflow_with_its_own_package(
-    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -293,8 +293,8 @@ def test_mlflow_with_its_own_package(
         with closing(Loggers(["mlflow"], run, CONFIG, resume=epochs == (2,))) as log:
             for epoch in epochs:
                 log.scalars({"train/box_loss": 0.5 - epoch / 10, "metrics/mAP_0.5:0.95": epoch / 10}, epoch)
-                log.image("predictions", picture, epoch)
-            log.image("results", picture, 0)  # of the best epoch, an earlier one
+                log.image("predictions", sample, epoch)
+            log.image("results", sample, 0)  # of the best epoch, an earlier one
             log.checkpoint(run / "best.pt")
             (channel,) = log._channels
         assert not channel._thread.is_alive()

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tessera.data.source.synthetic_shapes import write_shapes
+from tessera.deploy.foreign.synthetic_shapes import write_shapes
 from tessera.deploy.inference.detector import Detector
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tests.benchmarks.harness import machine, parser

@@ -12,7 +12,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -22,7 +21,6 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import Format, chosen
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.exporting.verify import Verifier, sample_images, table
-from tessera.deploy.runtime import runtimes
 from tessera.deploy.runtime.pipeline import image_detector, nms_settings
 from tessera.deploy.runtime.runtimes import open_exported
 from tessera.utils.evaluation.evaluate import Settings
@@ -90,12 +88,6 @@ def ours(network: Network | ImageDetector, images: Images, size: int) -> Callabl
     return run
 
 
-def open_in_bfloat16(path: Path, accelerator: Accelerator) -> Network | ImageDetector:
-    """An OpenVINO file, computed as OpenVINO does where it is left to itself."""
-    with patch.object(runtimes, "PRECISION", "bf16"):
-        return open_exported(path, accelerator)
-
-
 def main() -> None:
     given = parser(
         __doc__,
@@ -134,7 +126,6 @@ def main() -> None:
         }
         networks = {
             "checkpoint, torch, float32": open_model(given.weights, world),
-            "OpenVINO, bfloat16": open_in_bfloat16(files["OpenVINO, float32"], cpu),
             **{name: open_exported(path, cpu) for name, path in files.items()},
         }
         rivals = {name: ours(network, images, given.imgsz) for name, network in networks.items()}

@@ -1,4 +1,4 @@
-"""Start on a large dataset: first scan, second start, and memory of the index.
+"""First scan of a large dataset.
 
     uv run python -m tests.benchmarks.startup --data coco128.yaml --images 118287
 
@@ -20,15 +20,11 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from tessera.data.feed.image_store import ImageStore
-from tessera.data.feed.loader import build_train_loader
 from tessera.data.labels.label_files import label_path
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.utils.config import load_hyp
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.harness import indexed, machine, parser
-from tests.data.made_run import made_run
 
 
 @contextmanager
@@ -97,17 +93,6 @@ def main() -> None:
         plain_scan(index, sample)
         plain = len(sample) / (time.perf_counter() - started)
         print(f"  first scan: {len(index) / first:.0f} images/s, plain {plain:.0f}: {len(index) / first / plain:.2f} x")
-        objects = len(index.classes)
-        size = sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray))
-        allowed = 40 * objects + 150 * len(index)
-        print(f"  index of {len(index)} images, {objects} objects: {size} bytes, {size / allowed:.2f} of the budget")
-        started = time.perf_counter()
-        index = build_index(load_spec(str(path)), "train")
-        run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=640, batch_size=16, epochs=1, workers=2)
-        loader = build_train_loader(run, ImageStore(index, 640, "linear"))
-        with loader:
-            next(iter(loader.batches(0)))
-            print(f"  second start, to the first batch: {time.perf_counter() - started:.2f} s")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from tessera.data.source import download
-from tessera.data.source.download import unpack
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import unpack
 from tests.hostile.damages import cut, flipped, left_out, named, zeroed
 from tests.hostile.expect import Message, message_or_result
 

@@ -31,8 +31,8 @@ SAID = {  # kind of a mistake → what the check says of it
     "from 1": r"count from 1\. Subtract 1",
     "case": r"differ only in case",
     "unused class": r"without an object: ",
-    "bad picture": r"not an image that OpenCV|no such file|the file is empty",
-    "cut picture": r"truncated file",
+    "bad image": r"not an image that OpenCV|no such file|the file is empty",
+    "cut image": r"truncated file",
     "bad row": r"fields, expected 5",
     "row twice": r"(row is a duplicate|rows are duplicates), used once",
     "flat box": r"without width or height",
@@ -82,7 +82,7 @@ class Plan:
                 self.free[split].remove(image)
             if rng.random() < 0.3:
                 image = self.take(split)
-                image.raw = picture(image) + rng.randbytes(rng.choice((10, 6000)))  # what phones append
+                image.raw = encoded(image) + rng.randbytes(rng.choice((10, 6000)))  # what phones append
 
     def take(self, split: str = "") -> Image:
         """An image that no other mistake is in."""
@@ -144,7 +144,7 @@ def kinds_of(check: DatasetCheck) -> set[str]:
     return found - {"unknown class"} if not any("Fix the label" in line for line in lines) else found
 
 
-def picture(image: Image) -> bytes:
+def encoded(image: Image) -> bytes:
     path = Path(f"{image.seed}.jpg")
     try:
         return write_image(path, image.size_hw, image.seed).read_bytes()
@@ -166,9 +166,9 @@ def beyond(plan: Plan) -> None:
     box.name, box.left, box.right = NAMES[0], 0.6, plan.rng.uniform(1.1, 1.3)
 
 
-def cut_picture(plan: Plan) -> None:
+def cut_image(plan: Plan) -> None:
     image = plan.take()
-    image.raw = picture(image)[:-60]
+    image.raw = encoded(image)[:-60]
 
 
 def row_twice(plan: Plan) -> None:
@@ -193,11 +193,11 @@ def shared(plan: Plan) -> None:
 
 
 _PLANT = {
-    **named(no_labels, beyond, shared, unknown_class, cut_picture, row_twice, flat_box),
+    **named(no_labels, beyond, shared, unknown_class, cut_image, row_twice, flat_box),
     "labels alone": lambda plan: plan.alone.extend(f"lost{number}" for number in several(plan)),
     "corners": lambda plan: setattr(plan, "corners", "train"),
     "from 1": lambda plan: setattr(plan, "first_class", 1),
-    "bad picture": lambda plan: setattr(plan.take(), "raw", plan.rng.choice((b"\0", b"no picture", b"\xff\xd8\xff"))),
+    "bad image": lambda plan: setattr(plan.take(), "raw", plan.rng.choice((b"\0", b"no image", b"\xff\xd8\xff"))),
     "bad row": lambda plan: plan.take().rows.append("0 0.5 0.5 0.2"),
     "unused class": lambda plan: plan.names.append("yak"),
     "case": lambda plan: plan.names.append("CAT"),

@@ -62,7 +62,7 @@ class _Checked(logging.Handler):
 
 def require_whole(folder: Path) -> dict[str, int]:
     """Make sure that every file of a folder of results can be read from end to end; counts by kind."""
-    counts = {"pictures": 0, "videos": 0, "frames": 0, "labels": 0, "crops": 0, "rows": 0, "lines": 0}
+    counts = {"images": 0, "videos": 0, "frames": 0, "labels": 0, "crops": 0, "rows": 0, "lines": 0}
     for path in sorted(folder.rglob("*")):
         top = path.relative_to(folder).parts[0]
         if path.is_dir():
@@ -92,7 +92,7 @@ def require_whole(folder: Path) -> dict[str, int]:
         else:
             image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
             assert image is not None, f"{path!r} does not decode"
-            counts["crops" if top == "crops" else "pictures"] += 1
+            counts["crops" if top == "crops" else "images"] += 1
     return counts
 
 

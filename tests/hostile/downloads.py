@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tessera.data.source import download
-from tessera.data.source.download import NetworkLimits, fetch
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import NetworkLimits, fetch
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
 from tests.raw_server import raw_server

@@ -39,7 +39,7 @@ from tests.hostile.expect import Message, message_or_result
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 800, 16, 120, 3 * 2**30
 
 FIXED = {**STRINGS, "size_hw": "[64, 64]"}
-PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 
 
 def prepare() -> None:
@@ -78,7 +78,7 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 def find(path: Path, trusted: bool) -> int:
     """What detect.py does with a file; what it finds is what a detector can have found."""
-    (result,) = Detector(path, trust_file=trusted, conf_thres=0.1, device="cpu")(PICTURE)
+    (result,) = Detector(path, trust_file=trusted, conf_thres=0.1, device="cpu")(IMAGE)
     boxes, scores, classes = result.boxes_xyxy, result.scores, result.classes
     assert boxes.shape == (len(scores), 4) and scores.shape == classes.shape
     assert np.isfinite(boxes).all() and np.isfinite(scores).all()

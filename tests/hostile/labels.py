@@ -18,7 +18,7 @@ from tests.data.labels.test_voc import voc_object
 from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
-from tests.hostile.pictures import make_special
+from tests.hostile.images import make_special
 
 CASES, FAST_CASES = 3000, 20
 IMAGES = ((7, "a.jpg"), (9, "b.jpg"), (4, "c.jpg"))

@@ -13,7 +13,7 @@ from typing import Any
 from tessera.commands import detect
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.startup import protect_streams
-from tests.deploy.exporting.made import picture
+from tests.deploy.exporting.made import made_image
 from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named
 from tests.hostile.detections import found, require_whole, weights, write_video
@@ -52,9 +52,9 @@ def make_sources(rng: random.Random, folder: Path) -> None:
         path = path.with_name(path.name + rng.choice((".jpg", ".png", ".mp4", ".mp4")))
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".mp4":
-            write_video(path, [picture(32, 48, number + n) for n in range(rng.randint(1, 4))])
+            write_video(path, [made_image(32, 48, number + n) for n in range(rng.randint(1, 4))])
         else:
-            cv2.imwrite(str(path), picture(40, 32, number))
+            cv2.imwrite(str(path), made_image(40, 32, number))
 
 
 def _flags(rng: random.Random) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _mixed(rng: random.Random, folder: Path) -> str:
     assert counts["labels"] == (outcome.images if flags["save_txt"] else 0)
     assert counts["crops"] == (outcome.detections if flags["save_crop"] else 0)
     assert counts["rows"] == (outcome.detections if flags["save_csv"] else 0)
-    assert counts["pictures"] + counts["frames"] == (0 if flags["nosave"] else outcome.images)
+    assert counts["images"] + counts["frames"] == (0 if flags["nosave"] else outcome.images)
     return ""
 
 

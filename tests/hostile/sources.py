@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 from tessera.utils.machine.opencv import cv2
-from tests.deploy.exporting.made import picture
+from tests.deploy.exporting.made import made_image
 from tests.hostile.damages import cut, named, zeroed
 from tests.hostile.detections import found, require_all, weights, weights_with, write_video
-from tests.hostile.pictures import encoded, enlarged, flipped, make_special, noise, repeated_often
+from tests.hostile.images import encoded, enlarged, flipped, make_special, noise, repeated_often
 
 CASES, FAST_CASES = 900, 6
 TIME_LIMIT_S = 120
@@ -60,10 +60,10 @@ def prepare() -> None:
     weights()
     with tempfile.TemporaryDirectory(prefix="hostile-sources") as name:
         folder = Path(name)
-        frames = [picture(48, 64, n) for n in range(12)]
+        frames = [made_image(48, 64, n) for n in range(12)]
         made = {"mp4": write_video(folder / "a.mp4", frames), "avi": write_video(folder / "a.avi", frames, "MJPG")}
         sizes = (48, 64), (48, 64), (90, 40), (16, 200)
-        _kept["mjpeg"] = b"".join(cv2.imencode(".jpg", picture(*size, 3))[1].tobytes() for size in sizes)
+        _kept["mjpeg"] = b"".join(cv2.imencode(".jpg", made_image(*size, 3))[1].tobytes() for size in sizes)
         if program := shutil.which("ffmpeg"):
             others = {
                 "faststart.mp4": ["-movflags", "faststart"],
@@ -90,7 +90,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     (folder / "in").mkdir()
     os.chdir(folder)  # a glob must not find all the images of this machine
     good = folder / "in" / "zzz.png"
-    cv2.imwrite(str(good), picture(40, 50, 1))
+    cv2.imwrite(str(good), made_image(40, 50, 1))
     kind = rng.choice([*_KINDS])
     sources, is_damaged = _KINDS[kind](rng, folder / "in")
     names = [rng.choice(_CLASSES) for _ in range(3)] if rng.random() < 0.2 else None
@@ -155,9 +155,9 @@ def _odd_names(rng: random.Random, folder: Path) -> Made:
         with contextlib.suppress(OSError):  # its folder is a file
             path.parent.mkdir(parents=True, exist_ok=True)
             if suffix == ".mp4":
-                write_video(path, [picture(32, 48, number + n) for n in range(rng.randint(1, 3))])
+                write_video(path, [made_image(32, 48, number + n) for n in range(rng.randint(1, 3))])
             else:
-                path.write_bytes(cv2.imencode(suffix.lower() or ".png", picture(40, 32, number))[1].tobytes())
+                path.write_bytes(cv2.imencode(suffix.lower() or ".png", made_image(40, 32, number))[1].tobytes())
     return [str(folder)], False
 
 
@@ -169,19 +169,21 @@ def _short_video(rng: random.Random, folder: Path) -> Made:
     return [str(folder)], True
 
 
-def _damaged_picture(rng: random.Random, folder: Path) -> Made:
+def _damaged_image(rng: random.Random, folder: Path) -> Made:
     damage = rng.choice((flipped, cut, zeroed, repeated_often, enlarged, noise))
     suffix = rng.choice((".jpg", ".png", ".bmp", ".webp", ".tif", ".pfm", ".dng", ".mpo"))
-    (folder / f"picture{suffix}").write_bytes(damage(rng, encoded(rng)))
+    (folder / f"image{suffix}").write_bytes(damage(rng, encoded(rng)))
     return [str(folder)], False
 
 
 def _odd_sizes(rng: random.Random, folder: Path) -> Made:
     height, width = rng.choice(((1, 1), (1, 3000), (3000, 1), (2, 2), (1, 70_000), (17_000, 3), (3, 5), (64, 1)))
     suffix = rng.choice((".png", ".bmp", ".tif"))
-    cv2.imwrite(str(folder / f"odd{suffix}"), picture(height, width, 2))
+    cv2.imwrite(str(folder / f"odd{suffix}"), made_image(height, width, 2))
     if max(height, width) < 4000 and rng.random() < 0.5:
-        write_video(folder / "odd.mp4", [picture(max(height // 2 * 2, 2), max(width // 2 * 2, 2), n) for n in range(3)])
+        write_video(
+            folder / "odd.mp4", [made_image(max(height // 2 * 2, 2), max(width // 2 * 2, 2), n) for n in range(3)]
+        )
     return [str(folder)], False
 
 
@@ -189,7 +191,7 @@ def _motion_jpeg(rng: random.Random, folder: Path) -> Made:
     jpegs = []
     for _ in range(rng.randint(1, 6)):
         size = rng.choice(((48, 64), (64, 48), (8, 8), (200, 30)))
-        raw = bytes(cv2.imencode(".jpg", picture(*size, 1))[1])
+        raw = bytes(cv2.imencode(".jpg", made_image(*size, 1))[1])
         jpegs.append(rng.choice((flipped, _other_size))(rng, raw) if rng.random() < 0.4 else raw)
     (folder / rng.choice(("a.mjpeg", "a.mjpg"))).write_bytes(b"".join(jpegs))
     return [str(folder)], False
@@ -240,6 +242,6 @@ def _twice(rng: random.Random, folder: Path) -> Made:
 
 
 _KINDS = named(
-    *(_odd_names, _damaged_video, _whole_videos, _short_video, _damaged_picture, _odd_sizes, _motion_jpeg),
+    *(_odd_names, _damaged_video, _whole_videos, _short_video, _damaged_image, _odd_sizes, _motion_jpeg),
     *(_special, _text, _list, _stdin, _twice),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from tessera.utils.report.results_csv import ResultsTable, read_results
 from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
 from tests.hostile.expect import Message, message_or_result
-from tests.hostile.pictures import make_special
+from tests.hostile.images import make_special
 
 CASES, FAST_CASES = 2000, 20
 TIME_LIMIT_S = 20

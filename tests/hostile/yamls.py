@@ -7,9 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tessera.data.source.dataset_root import GENERATORS
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.synthetic_shapes import write_shapes
+from tessera.deploy.foreign import synthetic_shapes
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import HYPS_DIR, load_hyp
 from tessera.utils.environment import datasets_dir
@@ -33,7 +32,7 @@ download: https://127.0.0.1:9/pets.zip
 
 def prepare() -> None:
     """Keep what is generated small, and import what the readers import later."""
-    GENERATORS["shapes"] = partial(write_shapes, train=1, val=1)
+    synthetic_shapes.write_shapes = partial(synthetic_shapes.write_shapes, train=1, val=1)
     DetectionModel("yolov5n.yaml")
 
 

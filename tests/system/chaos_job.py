@@ -15,8 +15,6 @@ from torch.distributed import TCPStore
 from tests.system.jobs import tell_where
 from tests.system.launch import Outcome, free_port
 
-_NETWORK = 0x40000000  # CLONE_NEWNET
-
 
 class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
     """Ranks, and a launcher, which waits for them and with `keeps_store` has the job's store."""

@@ -6,7 +6,6 @@ Each rank prints each result as a line of JSON. DEVICE, by default cpu, is `--de
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
 import sys
@@ -18,19 +17,13 @@ from unittest import mock
 import torch
 from torch import nn
 
-from tessera.data.feed.loader import build_train_loader
-from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.index import build_index
-from tessera.utils.config import load_hyp
 from tessera.utils.engine.step import RunningStatistics
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
-from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tests.data.counted import CountedStore
-from tests.data.made_run import made_run
+from tessera.utils.ranks.world import World
 
 Found = dict[str, object]
 
@@ -92,20 +85,6 @@ def statistics(world: World) -> Found:
     own = raw[1].running_mean.tolist()
     average_statistics(RunningStatistics(raw).own, world)
     return {"own": own, "mean": raw[1].running_mean.tolist()}
-
-
-def decodes(world: World, data: str) -> Found:
-    with torch_distributed_zero_first(world.local_rank):
-        index = build_index(load_spec(data), "train")
-    hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=1.0)
-    run = made_run(hyp, world, imgsz=64, batch_size=8, epochs=1, workers=2)
-    store = CountedStore(index, 64, "linear")
-    with mock.patch.object(world, "cpus", 2), build_train_loader(run, store) as batches:
-        samples = 0
-        for batch in batches.batches(0):
-            samples += len(batch)
-            world.barrier()  # as steps do, lest one rank be done before the other begins
-    return {"samples": samples, "decoded": store.decoded}
 
 
 def main() -> None:

@@ -15,10 +15,9 @@ import torch
 
 import tessera
 from tessera.commands import detect, val
-from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.errors import UserError
-from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint, picture
+from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint, made_image
 from tests.deploy.inference.sources.made_sources import REFUSE, events, frames, items, mjpeg_server
 from tests.hostile.detections import weights_with
 from tests.layers import ROOT
@@ -39,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     for number, size_hw in enumerate(SIZES):
         path = tmp_path / "set" / "images" / "val" / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = picture(*size_hw, seed=number)
+        pixels = made_image(*size_hw, seed=number)
         cv2.imwrite(str(path), pixels[..., ::-1].astype(np.uint16) * 200 if number == 5 else pixels[..., ::-1])
         label = tmp_path / "set" / "labels" / "val" / f"{number:03}.txt"
         label.parent.mkdir(parents=True, exist_ok=True)
@@ -182,38 +181,6 @@ def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch:
     world = type("Ranks", (), {"size": 2})()
     with pytest.raises(UserError, match=r"detect\.py runs as one process"):
         detect.detect(detect.DetectConfig(weights=str(weights), source=(str(folder),)), world)
-
-
-def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Frame numbers, times and events of a source are written as they come."""
-    name = Path("street.avi")
-    frames = [
-        SourceEvent("street.avi", "opened", "street.avi: opened", "video", name, 0),
-        *(Frame(picture(64, 96, n), "street.avi", "video", name, 3 * n, n / 10) for n in range(4)),
-        SourceEvent("street.avi", "damaged", "street.avi: ended early", "video", name, 12),
-    ]
-
-    class Made:
-        images, expected, origins = None, 0, ()
-
-        def __enter__(self) -> list[Any]:
-            return frames
-
-        def __exit__(self, *error: object) -> None: ...
-
-    monkeypatch.setattr(detect, "open_sources", lambda *given, **options: Made())
-    found = detect.run(
-        weights=str(weights), source="street.avi", project=str(tmp_path), save_txt=True, save_json=True, device="cpu"
-    )
-    assert found.images == 4 and found.failures == ("street.avi: ended early",)
-    lines = lines_of(found)
-    assert [line.get("event", line.get("frame")) for line in lines[1:]] == ["opened", 0, 3, 6, 9, "damaged"]
-    assert [line["time_s"] for line in lines[2:6]] == [0, 0.1, 0.2, 0.3]
-    assert found.folder is not None
-    assert {path.name for path in found.folder.glob("labels/*")} == {f"street_{n}.txt" for n in (0, 3, 6, 9)}
-    video = cv2.VideoCapture(str(found.folder / "street.mp4"))
-    assert video.isOpened() and video.get(cv2.CAP_PROP_FRAME_WIDTH) == 96
-    video.release()
 
 
 def test_two_classes_of_one_name_are_counted_together(folder: Path, tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def lost_labels(folder: Path) -> Outcome:
 
 
 def half_a_source(folder: Path) -> Outcome:
-    pictures = shutil.copytree(folder / "shapes" / "images" / "val", folder / "pictures")
-    (pictures / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
+    images = shutil.copytree(folder / "shapes" / "images" / "val", folder / "images")
+    (images / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
     weights = checkpoint(folder / "best.pt", ANCHORED)
     where = ("--device", "cpu", "--project", str(folder / "detected"))
-    return run_python("-m", "tessera", "detect", "--weights", str(weights), "--source", str(pictures), *where)
+    return run_python("-m", "tessera", "detect", "--weights", str(weights), "--source", str(images), *where)
 
 
 def an_unmet_requirement(folder: Path) -> Outcome:
@@ -172,6 +172,8 @@ def test_the_table_of_exit_codes(words: str, code: int, folder: Path) -> None:
         (3, "0 scan 1 SIGUSR1", 138, "Stopped by SIGUSR1 before the first step"),  # it serves the store
         (3, "2 scan 1 SIGUSR1;1 scan 1 SIGUSR1", 138, "Stopped by SIGUSR1 before the first step"),
         (3, "1 end 1 SIGUSR1", 138, "Stopped by SIGUSR1 after the last epoch"),
+        (1, "0 scan 1 SIGTERM", 143, "Stopped by SIGTERM before the first step was done."),
+        (1, "0 end 1 SIGINT", 130, "Stopped by SIGINT after the last epoch, whose checkpoint is saved; validate"),
         (3, "1 step 2 SIGINT;1 step 2 SIGINT", 130, "Ended immediately by Ctrl-C"),
     ],
 )
@@ -180,3 +182,4 @@ def test_all_ranks_end_with_the_one_signal_that_was_taken(
 ) -> None:
     codes, said = ranks_that_end(folder, ranks, fault)
     assert codes == [code] * ranks and said.count(sentence) == 1, said
+    assert "error:" not in said and not list((folder / re.sub(r"\W", "_", fault)).rglob("*.tmp")), said

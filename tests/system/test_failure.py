@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.format import load_checkpoint
-from tests.system.jobs import start, train
+from tests.system.jobs import train
 from tests.system.launch import ROOT, Outcome
 from tests.system.tiny import flags, losses, make_data, tensors
 
@@ -135,15 +135,6 @@ def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     assert "step 12 (epoch 2, batch 4)" in outcome.err, outcome.said
     assert str(data.parent / "shapes" / "images" / "train") in outcome.err
     assert str(tmp_path / "exp" / "weights" / "last.pt") in outcome.err
-
-
-def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> None:
-    with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
-        job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
-        job.tell_where()
-        job.until(lambda: "liveness.py" in job.err and "_worker_loop" in job.err)
-        printed = len(job.err)
-        job.until(lambda: "batches/s" in job.err[printed:])
 
 
 @pytest.mark.parametrize("flag", ["--evolve 1", "--weights other.pt"])

@@ -119,8 +119,8 @@ def test_every_command_works_beside_modules_of_the_same_names(python: Path, proj
     run(python, project, *torchrun, "train", *small, "--epochs", "1", "--name", "two")
     assert (project / "runs" / "train" / "two" / "weights" / "best.pt").is_file()
     run(python, project, str(python), "-m", "tessera", "val", "--weights", str(best), *ON_CPU)
-    picture = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
-    flags = ("--source", str(picture), "--conf-thres", "0.001", "--save-json")
+    image = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
+    flags = ("--source", str(image), "--conf-thres", "0.001", "--save-json")
     run(python, project, "tessera", "detect", "--weights", str(best), *flags, *ON_CPU)
     run(python, project, "tessera", "export", "--weights", str(best), *ON_CPU)
     line = (project / "runs" / "detect" / "exp" / "predictions.jsonl").read_text().splitlines()[1]

@@ -116,30 +116,6 @@ def test_an_abandoned_validation_loses_nothing(
     assert_resumes(tmp_path / "exp", ranks, undisturbed(ranks))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "fault", "code", "sentence"),
-    [
-        (1, "0 scan 1 SIGTERM", 143, "Stopped by SIGTERM before the first step was done."),
-        pytest.param(
-            1, "0 end 1 SIGINT", 130, "Stopped by SIGINT after the last epoch, whose checkpoint is saved; validate"
-        ),
-        pytest.param(2, "1 end 1 SIGUSR1", 1, "Stopped by SIGUSR1 after the last epoch"),
-    ],
-)
-def test_a_signal_before_the_first_step_or_after_the_last_ends_at_once(
-    data: Path, tmp_path: Path, ranks: int, fault: str, code: int, sentence: str
-) -> None:
-    stopped = train(tmp_path, ranks, *flags(data, tmp_path, "--epochs", "1"), fault=fault)
-    assert stopped.code == code, stopped.said  # torchrun's own is 1
-    assert stopped.err.count(sentence) == 1, stopped.said
-    assert "Best epoch" not in stopped.out
-    assert "error:" not in stopped.err and "rank 0: " not in stopped.err and "rank 1: " not in stopped.err, stopped.said
-    assert not list(tmp_path.rglob("*.tmp"))
-    if ranks == 1:
-        assert "Traceback" not in stopped.err, stopped.said  # torchrun adds one
-    assert (tmp_path / "exp" / "weights" / "last.pt").exists() == ("end" in fault)
-
-
 def test_train_and_val_run_in_any_thread(data: Path, tmp_path: Path) -> None:
     where = {"workers": 0, "device": "cpu", "imgsz": 64, "data": str(data), "project": str(tmp_path)}
     model = {"cfg": "yolov5n.yaml", "batch_size": 8, "noplots": True, "loggers": "none"}

@@ -135,12 +135,10 @@ def test_val(trained: Trained, answered: Answered, tmp_path: Path) -> None:
 
 
 def test_detect(trained: Trained, answered: Answered, tmp_path: Path) -> None:
-    pictures = Path(shutil.copytree(trained.data.parent / "shapes" / "images" / "val", tmp_path / "pictures"))
-    (pictures / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
+    images = Path(shutil.copytree(trained.data.parent / "shapes" / "images" / "val", tmp_path / "images"))
+    (images / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
     sure = ("--conf", "0.0001", "--max-det", "3")
-    found = answered(
-        detect.main, "--weights", trained.best, "--source", str(pictures), *sure, *where(tmp_path / "runs")
-    )
+    found = answered(detect.main, "--weights", trained.best, "--source", str(images), *sure, *where(tmp_path / "runs"))
     assert keys(found, whole={"classes": {}}) == documented("Every command", "detect.py") - kinds()
     assert found["exit_code"] == 3 and found["error"] is None and "broken.jpg" in found["unreadable"][0]
     assert found["images"] == 4 and found["detections"] == sum(found["classes"].values()) > 0

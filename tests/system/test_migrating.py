@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tessera.data.source.synthetic_shapes import write_shapes
+from tessera.deploy.foreign.synthetic_shapes import write_shapes
 from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.checkpoints.weights import resolve_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError
-from tessera.utils.flags.options import Options
+from tessera.utils.flags.options import Options, ignored_flags, yolov5_flags
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.flags.yolov5_flags import ignored_flags, yolov5_flags
 from tests.system.launch import ROOT, free_port, run_command
 
 SMALL = {

@@ -9,7 +9,6 @@ import logging
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ import numpy as np
 import pytest
 
 from tessera.commands import detect, val
-from tessera.deploy.inference import video_writer
-from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import sha256
-from tests.deploy.exporting.made import ANCHORED, checkpoint, picture
+from tests.deploy.exporting.made import ANCHORED, checkpoint, made_image
 from tests.deploy.inference.sources.made_sources import write_video
 from tests.hostile.detections import require_whole, weights_with
 from tests.system.jobs import Job
@@ -40,7 +37,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 def inside(tmp_path: Path) -> Path:
     folder = tmp_path / "in"
     folder.mkdir()
-    cv2.imwrite(str(folder / "p.png"), picture(40, 50))
+    cv2.imwrite(str(folder / "p.png"), made_image(40, 50))
     write_video(folder / "v.mp4", range(3))
     return folder
 
@@ -53,13 +50,13 @@ def run(weights: str, source: Any, tmp_path: Path, **flags: Any) -> detect.Detec
 @pytest.mark.parametrize("turned", [False, True])
 def test_an_image_with_the_name_of_a_frame(weights: str, inside: Path, tmp_path: Path, turned: bool) -> None:
     for number in (0, 1):
-        cv2.imwrite(str(inside / f"v_{number}.png"), picture(40, 50, number))
+        cv2.imwrite(str(inside / f"v_{number}.png"), made_image(40, 50, number))
     files = sorted(map(str, inside.iterdir()), reverse=turned)
     done = run(weights, files, tmp_path, **ALL)
     assert done.folder is not None and done.images == 6
     counts = require_whole(done.folder)
     assert counts["labels"] == counts["lines"] == 6 and counts["crops"] == counts["rows"] == done.detections > 6
-    assert (counts["pictures"], counts["videos"], counts["frames"]) == (3, 1, 3)
+    assert (counts["images"], counts["videos"], counts["frames"]) == (3, 1, 3)
 
 
 @pytest.mark.parametrize("how", ["same", "above", "a link to it", "links from elsewhere", "over standard input"])
@@ -130,7 +127,7 @@ def test_labels_of_a_validation_replace_no_labels_of_its_dataset(weights: str, t
     images, labels = tmp_path / "set" / "images", tmp_path / "set" / "labels"
     images.mkdir(parents=True)
     labels.mkdir()
-    cv2.imwrite(str(images / "a.png"), picture(40, 50))
+    cv2.imwrite(str(images / "a.png"), made_image(40, 50))
     (labels / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
     yaml = tmp_path / "set.yaml"
     yaml.write_text(f"path: {tmp_path / 'set'}\nval: images\nnames: [circle, square, star]\n")
@@ -149,7 +146,7 @@ def test_names_that_are_not_utf_8(weights: str, inside: Path, tmp_path: Path) ->
     done = run(weights, str(inside), tmp_path, project=str(tmp_path / "\udcfe"), **ALL)
     assert done.folder is not None and not done.failures
     counts = require_whole(done.folder)
-    assert counts["labels"] == 4 and counts["videos"] == 1 and counts["frames"] == 3 and counts["pictures"] == 1
+    assert counts["labels"] == 4 and counts["videos"] == 1 and counts["frames"] == 3 and counts["images"] == 1
     assert (done.folder / "labels" / "\udcffp.txt").is_file()
 
 
@@ -169,7 +166,7 @@ def test_no_source_ends_the_run(weights: str, inside: Path, tmp_path: Path, caps
     said = capsys.readouterr()
     assert code == 3 and "Traceback" not in said.err and said.err.count("damaged.mp4") == 1, said.err
     counts = require_whole(tmp_path / "r" / "exp")
-    assert counts["pictures"] == 3 and counts["videos"] == 3 and counts["frames"] == 10 and counts["labels"] == 13
+    assert counts["images"] == 3 and counts["videos"] == 3 and counts["frames"] == 10 and counts["labels"] == 13
 
 
 @pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO())])
@@ -194,30 +191,6 @@ def test_names_of_classes_reach_no_terminal(inside: Path, tmp_path: Path, capsys
     assert len(result) and "\x1b" not in f"{result!r} {result.summary()}"
     with (tmp_path / "r" / "exp" / "predictions.csv").open(newline="") as file:
         assert {row[1] for row in csv.reader(file)} == {"Prediction", names[0], "'=cmd", names[2]}
-
-
-@pytest.mark.parametrize("has_h264", [False, True])
-def test_which_codec_is_said_once(
-    tmp_path: Path, has_h264: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An encoder that takes no frame is replaced by the other one."""
-    monkeypatch.setattr(VideoWriter, "_said_of_sound", False)
-    codecs, open_writer = list[str](), video_writer._writer
-
-    def opened(path: Path, codec: str, fps: float, size_wh: tuple[int, int]) -> cv2.VideoWriter:
-        codecs.append(codec)
-        return open_writer(path, "none" if codec == "avc1" else codec, fps, size_wh)
-
-    monkeypatch.setattr(video_writer, "_writer", opened)
-    monkeypatch.setattr(video_writer, "_writes_h264", lambda: has_h264)
-    with caplog.at_level(logging.INFO):
-        for name in ("a.mp4", "b.mp4"):
-            with closing(VideoWriter(tmp_path / name, 10)) as writer:
-                writer.write(picture(40, 50))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert codecs == ["avc1", "mp4v"] * 2 if has_h264 else ["mp4v"] * 2
-    assert "browsers do not play" in said and "as H.264" not in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "b.mp4"]
 
 
 @pytest.mark.slow

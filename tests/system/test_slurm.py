@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shlex
 import shutil
 import signal
 import socket
@@ -125,15 +124,6 @@ def test_srun_starts_the_ranks(cluster: Cluster, tmp_path: Path) -> None:
     assert "2 ranks (2 on " in said, said
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["exp"]
     assert read_results(tmp_path / "runs" / "exp" / "results.csv")["epoch"].tolist() == [0], said
-
-
-def test_a_batch_script_without_srun_says_so_and_makes_no_folder(cluster: Cluster, tmp_path: Path) -> None:
-    words = flags(make_data(tmp_path), tmp_path / "runs", "--epochs", "1")
-    command = [sys.executable, str(ROOT / "train.py"), *words]
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{shlex.join(command)}\n")
-    said = cluster.said("sbatch", "--wait", "--ntasks=2", f"--output={tmp_path}/out", str(tmp_path / "job.sh"))
-    assert "error: SLURM_NTASKS=2, but this process is no task of srun" in (tmp_path / "out").read_text(), said
-    assert not (tmp_path / "runs").exists()
 
 
 def test_the_sbatch_file_of_the_docs_stops_at_the_warning_and_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:

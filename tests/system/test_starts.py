@@ -19,8 +19,8 @@ from tests.system.tiny import describe_coco128
 def few(shared: Path, tmp_path: Path) -> Path:
     """Eight images of coco128."""
     data = describe_coco128(tmp_path, shared)
-    pictures = sorted((shared / "coco128" / "images" / "train2017").iterdir())[:8]
-    (tmp_path / "few.txt").write_text("\n".join(map(str, pictures)))
+    images = sorted((shared / "coco128" / "images" / "train2017").iterdir())[:8]
+    (tmp_path / "few.txt").write_text("\n".join(map(str, images)))
     text = data.read_text().replace("images/train2017", str(tmp_path / "few.txt"))
     data.write_text(text)
     return data

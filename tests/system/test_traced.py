@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tessera.commands import export
-from tests.deploy.exporting.made import ANCHORED, checkpoint, picture
+from tests.deploy.exporting.made import ANCHORED, checkpoint, made_image
 from tests.system.launch import ROOT, forget_tests, python_command, run_command, torchrun_command
 from tests.system.tiny import flags, make_data
 
@@ -112,7 +112,7 @@ socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
 
 def test_detect(home: Path, temporary: Path) -> None:
     weights = checkpoint(home / "weights" / "best.pt", ANCHORED)
-    Image.fromarray(picture(80, 100)).save(home / "a.png")
+    Image.fromarray(made_image(80, 100)).save(home / "a.png")
     words = ["--weights", str(weights), "--source", str(home / "a.png"), "--project", str(home / "runs")]
     words += ["--device", "cpu", "--save-txt", "--save-json", "--save-csv", "--save-crop"]
     found = trace(python_command("detect.py", *words), home, temporary)

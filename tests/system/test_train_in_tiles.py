@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from tessera.commands import train, val
 from tessera.utils.report.results_csv import read_results
-from tests.system import jobs
 from tests.system.launch import Command, Outcome
-from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
+from tests.system.tiny import flags, make_data
 
 TILES = ("--tile", "64", "--overlap", "0.25")
 
@@ -47,22 +45,6 @@ def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path:
     assert table.filter(regex="^val/").isna().all().all(), "a whole image has no loss"
     checked = command(train.main, "--data", str(data), "--check-data", *TILES)
     assert "5 images split into 50 tiles" in checked.err, checked.said
-
-
-@pytest.mark.slow
-def test_a_run_in_tiles_is_resumed_exactly(data: Path, tmp_path: Path) -> None:
-    """Inside an epoch; also with other workers, and from a cache."""
-    whole, stopped = tmp_path / "whole" / "exp", tmp_path / "stopped" / "exp"
-    done = jobs.train(tmp_path, 2, *flags(data, whole.parent, "--epochs", "2", *TILES))
-    assert done.code == 0, done.said
-    ended = jobs.train(tmp_path, 2, *flags(data, stopped.parent, "--epochs", "2", *TILES), fault="0 step 8 SIGTERM")
-    last = stopped / "weights" / "last.pt"
-    state = torch.load(last, weights_only=True)
-    assert ended.code != 0 and state["epoch"] == 1 and state["step_in_epoch"] > 0, "inside the second epoch"
-    resumed = jobs.train(tmp_path, 2, "--resume", str(last), "--device", "cpu", "--workers", "2", "--cache", "ram")
-    assert resumed.code == 0, resumed.said
-    assert_same_checkpoint(last, whole / "weights" / "last.pt")
-    assert losses(stopped).equals(losses(whole))
 
 
 def test_tiles_that_cut_nothing_are_warned_of(data: Path, tmp_path: Path, command: Command) -> None:

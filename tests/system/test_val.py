@@ -141,8 +141,8 @@ def few(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> dict[str, Any
     """The description of 24 images of coco128."""
     folder = tmp_path_factory.mktemp("few")
     described: dict[str, Any] = yaml.safe_load(describe_coco128(folder, shared).read_text())
-    pictures = sorted((shared / "coco128" / "images" / "train2017").iterdir())[:24]
-    (folder / "few.txt").write_text("\n".join(map(str, pictures)))
+    images = sorted((shared / "coco128" / "images" / "train2017").iterdir())[:24]
+    (folder / "few.txt").write_text("\n".join(map(str, images)))
     return {**described, "train": str(folder / "few.txt"), "val": str(folder / "few.txt")}
 
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from tessera.data.labels.coco import COCO_NAMES
-from tessera.data.source.synthetic_shapes import NAMES, write_shapes
+from tessera.deploy.foreign.synthetic_shapes import NAMES, write_shapes
 from tessera.utils.report.results_csv import read_results
 
 FLAGS = (

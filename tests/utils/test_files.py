@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from tessera.utils.files import (
     SharedFile,
     absolute_path,
     atomic_write,
+    locked,
     no_link,
     open_plain,
     reachable_path,
@@ -30,6 +32,7 @@ from tessera.utils.files import (
     working_directory,
     write_whole,
 )
+from tests.at_once import at_once
 from tests.leftover import leave_behind
 
 
@@ -171,3 +174,19 @@ def test_only_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:
     with open_plain(tmp_path / "plain") as file:
         assert file.read() == b"content"
     assert [special_file_kind(tmp_path / name) for name in ("nothing", "file", "plain")] == [""] * 3
+
+
+def test_one_holds_a_lock_at_a_time_and_none_leaves_its_file(tmp_path: Path) -> None:
+    holders, most = [0], 0
+
+    def hold() -> None:
+        nonlocal most
+        for _ in range(50):
+            with locked(tmp_path / "deep" / "lock"):
+                holders.append(1)
+                time.sleep(0)  # lets another go on
+                most = max(most, sum(holders))
+                holders.pop()
+
+    at_once([hold] * 4)
+    assert most == 1 and not list((tmp_path / "deep").iterdir())

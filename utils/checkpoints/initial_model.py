@@ -13,16 +13,21 @@ from torch import Tensor, nn
 
 from tessera.data.labels.classes import has_placeholder_names, match_classes
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.head import Head
-from tessera.models.model_yaml import read_model, register_head
+from tessera.models.model_yaml import read_model
 from tessera.utils.checkpoints.resume import ResumedRun
-from tessera.utils.checkpoints.weights import IMAGENET, Weights, load_weights, resolve_weights, tensor_differences
+from tessera.utils.checkpoints.weights import (
+    IMAGENET,
+    Weights,
+    load_weights,
+    own_head,
+    resolve_weights,
+    tensor_differences,
+)
 from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
 from tessera.utils.text import escape_control, first_of, plural
 from tessera.utils.types import Pretraining
-from tessera.utils.user_parts import load_part
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +85,6 @@ def model_source(
     return config.cfg or (weights and weights.model_yaml) or DEFAULT_MODEL
 
 
-def own_head(config: TrainConfig) -> type[Head] | None:
-    """Return the head of `--head`, registered, so that checkpoints that end in it load; None without the flag."""
-    return register_head(load_part(config.head, "--head")) if config.head else None
-
-
 def build_model(
     config: TrainConfig,
     hyp: Hyp,
@@ -101,7 +101,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the same on every rank
         torch.default_generator.manual_seed(config.seed)
         described = model_source(config, weights, resumed)
-        model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None, head=own_head(config))
+        model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None, head=own_head(config.head))
     if weights is not None:
         # The YAML of another model has its own values, such as anchors.
         keeps_values = not config.cfg or pretraining_of(config, names, weights) == "known"

@@ -17,7 +17,7 @@ from torch import Tensor
 from tessera.data.labels.classes import reordered_classes
 from tessera.utils.checkpoints.weights import tensor_differences
 from tessera.utils.config import Hyp, TrainConfig, complete_hyp
-from tessera.utils.engine.optimizer import check_slots, family_of
+from tessera.utils.engine.optimizer import check_optimizer_state, family_of
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -199,7 +199,7 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
         "epoch_skipped": progress.skipped_batches,
         "skipped_steps": progress.skipped_steps,
         "class_maps": list(progress.class_maps),
-        "best_fitness": state.stopper.best_fitness,
+        "best_fitness": state.stopper.best_score,
         "stopper": state.stopper.state_dict(),
         "rng": rng_state(state.precision.accelerator),
     }
@@ -262,7 +262,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
         if "fused" in own[0]:  # torch places the step counters as the group of the file says
             groups = [{**group, "fused": own[0]["fused"]} for group in groups]
         optimizer.load_state_dict({**saved, "param_groups": groups})
-        check_slots(optimizer)
+        check_optimizer_state(optimizer)
     except _UNFIT as error:
         raise UserError(
             f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). Resume with the --optimizer "

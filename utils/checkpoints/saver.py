@@ -72,7 +72,9 @@ class Saver(AbstractContextManager["Saver"]):
         self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
         self._last = self.folder / "last.pt"
         self._saved, self._begun = False, False  # last.pt of this run: is complete; may be, on rank 0's host
-        self._own_classes = {type(m).__name__ for m in state.model.modules() if not _is_known(type(m))}
+        of_head = set(state.model.head.modules()) if context.config.head else set()  # which --head names
+        own = [type(m) for m in state.model.modules() if m not in of_head and not _is_known(type(m))]
+        self._own_class = min((kind.__name__ for kind in own), default="")
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._stop_signals, self._flush_steps = stop_signals, flush
         self._git = git_revision() if context.world.is_main else None
@@ -89,9 +91,10 @@ class Saver(AbstractContextManager["Saver"]):
         path = self._context.config.resume if self._context.resumed else ""
         if self._saved or (self._begun and self._last.is_file()):
             path = str(self._last)
-        if path and self._own_classes:
-            return f"Resume with tessera.train(resume={path!r}) in the program that defines {min(self._own_classes)}."
-        return f"Resume with: {started('train.py')} --resume {shlex.quote(path)}" if path else ""
+        if path and self._own_class:
+            return f"Resume with tessera.train(resume={path!r}) in the program that defines {self._own_class}."
+        own_parts = self._context.config.own_part_flags()
+        return f"Resume with: {started('train.py')} --resume {shlex.quote(path)}{own_parts}" if path else ""
 
     def flush(self) -> None:
         """Flush the step flags, and wait for the file that is being written."""
@@ -146,20 +149,20 @@ class Saver(AbstractContextManager["Saver"]):
         if is_best or config.nosave:
             self.best = self.folder / ("best.pt" if is_best else "last.pt")
         ends = interrupted or done
-        whole = []
+        names = []
         if due(epoch + 1, config.save_period):
-            whole.append(f"epoch{epoch}.pt")
+            names.append(f"epoch{epoch}.pt")
         if ends or metrics is None:
-            whole.append("last.pt")
-        if whole or is_best:
-            self._save(whole, metrics, is_best=is_best, wait=ends)
+            names.append("last.pt")
+        if names or is_best:
+            self._save(names, metrics, is_best=is_best, wait=ends)
         if interrupted:
             self._interrupt(f"the end of epoch {epoch}")
 
-    def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save complete checkpoints named `whole`, and best.pt; return whether a stop was requested by then.
+    def _save(self, names: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
+        """Save complete checkpoints called `names`, and best.pt; return whether a stop was requested by then.
 
-        With `wait` the files are written on return, and those of a failed write before.
+        With `wait` the files are written on return, and those whose last write failed.
         """
         world = self._context.world
         world.set_activity("saving a checkpoint")
@@ -168,21 +171,21 @@ class Saver(AbstractContextManager["Saver"]):
 
         def write() -> None:
             content = self._content(losses, metrics)
-            missing = self._finish_writing(raises=not wait)
-            if not whole:
-                content = _weights(content)
+            failed = self._finish_writing(raises=not wait)
+            if not names:
+                content = _weights(content)  # of best.pt alone
             if not (wait and world.accelerator.is_host):  # a file names no device
                 content = snapshot(content, world.accelerator)
             files: _Files = {"best.pt": _weights(content)} if is_best else {}
-            files.update(dict.fromkeys(whole, content))
-            if wait:
-                self._write(files)
-                self._write({name: before for name, before in missing.items() if name not in files})
-            else:
+            files.update(dict.fromkeys(names, content))
+            if not wait:
                 self._writing = files, self._thread.submit(self._write, files)
+                return
+            self._write(files)
+            self._write({name: earlier for name, earlier in failed.items() if name not in files})
 
         self._run_on_main(write)
-        self._begun = not world.is_main and (self._begun or "last.pt" in whole)
+        self._begun = not world.is_main and (self._begun or "last.pt" in names)
         world.set_activity("training")
         return stop
 

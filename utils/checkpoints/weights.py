@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
-from tessera.models.model_yaml import MODELS_DIR
+from tessera.models.heads.head import Head
+from tessera.models.model_yaml import MODELS_DIR, register_head
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.archive import DamagedFile
 from tessera.utils.checkpoints.format import (
@@ -29,6 +30,7 @@ from tessera.utils.flags.program import called
 from tessera.utils.image_size import ImageSize, image_size
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
 from tessera.utils.text import first_of, one_line, plural
+from tessera.utils.user_parts import load_part
 
 IMAGENET = "imagenet"  # value of --weights: the backbone of a classifier
 # Suffixes of exported files, and their runtimes.
@@ -56,6 +58,16 @@ class Weights(NamedTuple):
     def default_imgsz(self) -> ImageSize:
         """Default image size in pixels for validation, detection and export."""
         return self.imgsz or _USUAL_IMGSZ
+
+
+def own_head(name: str) -> type[Head] | None:
+    """Return the head of `--head`, registered, so that checkpoints that end in it load; None without the flag.
+
+    Raises:
+        ConfigError: there is no such head.
+        UserError: its module cannot be imported.
+    """
+    return register_head(load_part(name, "--head")) if name else None
 
 
 def load_weights(path: Path) -> Weights:

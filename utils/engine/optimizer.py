@@ -23,24 +23,24 @@ from tessera.utils.text import shown
 from tessera.utils.user_parts import load_part
 
 _NORMS = tuple(v for k, v in vars(nn).items() if isinstance(v, type) and "Norm" in k)
-WEIGHTS = 1  # the kind of group with weight decay
+BIASES, WEIGHTS, NORM_WEIGHTS = range(3)  # `kind` of a parameter group
 Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class OptimizerKind:
+class KnownOptimizer:
     """An optimizer that `--optimizer` names.
 
     Attributes:
         make: factory of parameter groups, lr, momentum, weight_decay, and whether to use fused kernels.
-        family: kinds of one family have equal states and similar learning rates.
-        slots: names in the state of a parameter.
+        family: optimizers of one family have equal states and similar learning rates.
+        state_names: names in the state of a parameter.
     """
 
     type: type[torch.optim.Optimizer]
     make: Callable[..., torch.optim.Optimizer]
     family: str
-    slots: frozenset[str]
+    state_names: frozenset[str]
 
 
 def _sgd(groups: Groups, *, lr: float, momentum: float, weight_decay: float, fused: bool) -> torch.optim.Optimizer:
@@ -59,16 +59,16 @@ def _adam(
 
 
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
-KINDS = {
-    "SGD": OptimizerKind(torch.optim.SGD, _sgd, "SGD", frozenset({"momentum_buffer"})),
-    "Adam": OptimizerKind(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", _MOMENTS),
-    "AdamW": OptimizerKind(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", _MOMENTS),
+OPTIMIZERS = {
+    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", frozenset({"momentum_buffer"})),
+    "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", _MOMENTS),
+    "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", _MOMENTS),
 }
 
 
 def family_of(name: str) -> str:
     """Return the family of an optimizer; a user's own, module:name, is one of its own."""
-    return KINDS[name].family if name in KINDS else name
+    return OPTIMIZERS[name].family if name in OPTIMIZERS else name
 
 
 def build_optimizer(
@@ -76,9 +76,9 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer over all trainable parameters, in three groups: biases, weights, norm weights.
 
-    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch. A group's `kind` is 0, 1 or 2 in
-    this order, and its `lr_scale` scales its learning rate. With `layer_decay` each layer has groups of its own
-    (discriminative fine-tuning, arXiv 1801.06146, 2.2).
+    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch. A group's `kind` is its
+    place in this order, and its `lr_scale` scales its learning rate. With `layer_decay` each layer has groups of its
+    own (discriminative fine-tuning, arXiv 1801.06146, 2.2).
 
     Args:
         model: the raw model.
@@ -94,13 +94,13 @@ def build_optimizer(
     decay = hyp.weight_decay * batch_size * accumulation(hyp, batch_size) / nominal_batch(hyp, batch_size)
     groups: Groups = []
     for from_head, layer in zip(reversed(range(len(layers))), layers, strict=True):
-        for kind, tensors in enumerate(_kinds(layer)):
+        for kind, tensors in enumerate(_tensors_by_kind(layer)):
             if tensors or len(layers) == 1:
                 group = {"params": tensors, "weight_decay": decay if kind == WEIGHTS else 0.0}
                 groups.append({**group, "kind": kind, "lr_scale": layer_decay**from_head})
     settings: dict[str, Any] = {"lr": hyp.lr0, "momentum": hyp.momentum, "weight_decay": decay}
-    if name in KINDS:
-        return KINDS[name].make(groups, **settings, fused=fused)
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name].make(groups, **settings, fused=fused)
     made = load_part(name, "--optimizer")(groups, **settings)
     if not isinstance(made, torch.optim.Optimizer) or [g.get("kind") for g in made.param_groups] != [
         group["kind"] for group in groups
@@ -112,33 +112,31 @@ def build_optimizer(
     return made
 
 
-def _kinds(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    kinds: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
+def _tensors_by_kind(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    biases: list[Tensor] = []
+    weights: list[Tensor] = []
+    norm_weights: list[Tensor] = []
     for module in layer.modules():
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                kind = 0 if key.endswith("bias") else 2 if isinstance(module, _NORMS) else WEIGHTS
-                kinds[kind].append(parameter)
-    return kinds
+                of_norm = isinstance(module, _NORMS)
+                (biases if key.endswith("bias") else norm_weights if of_norm else weights).append(parameter)
+    return biases, weights, norm_weights
 
 
-def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
-    """Return the kind of an optimizer; None for a user's own."""
-    return next((kind for kind in KINDS.values() if type(optimizer) is kind.type), None)
-
-
-def check_slots(optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for a restored state that torch accepts, but with which the first step would fail."""
-    if (kind := kind_of(optimizer)) is None:
+    known = next((known for known in OPTIMIZERS.values() if type(optimizer) is known.type), None)
+    if known is None:  # a user's own
         return
-    for parameter, slots in optimizer.state.items():
-        moments = {slot: value for slot, value in slots.items() if slot != "step" and value is not None}
-        counts = ("step" in slots) == ("step" in kind.slots)
-        if not isinstance(parameter, Tensor) or not moments.keys() <= kind.slots or not counts:
-            raise ValueError(f"it has {', '.join(map(shown, slots))}")
+    for parameter, state in optimizer.state.items():
+        moments = {name: value for name, value in state.items() if name != "step" and value is not None}
+        counts = ("step" in state) == ("step" in known.state_names)
+        if not isinstance(parameter, Tensor) or not moments.keys() <= known.state_names or not counts:
+            raise ValueError(f"it has {', '.join(map(shown, state))}")
         if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
             raise ValueError("its moments have other shapes than the parameters")
-        if "step" in slots and not (isinstance(slots["step"], (int, float)) or slots["step"].numel() == 1):
+        if "step" in state and not (isinstance(state["step"], (int, float)) or state["step"].numel() == 1):
             raise ValueError("a parameter has several numbers of steps")
 
 
@@ -175,7 +173,7 @@ class Schedule:
         return max(round(min(length, hyp.warmup_max_fraction * batches) if hyp.warmup_max_fraction else length), 1)
 
     @property
-    def cosine_share(self) -> float:
+    def cosine_weight(self) -> float:
         """Weight of the cosine in the decay, 0 to 1; the rest is linear."""
         return 1.0 if self.cosine else self.hyp.cosine
 
@@ -183,7 +181,7 @@ class Schedule:
         """Return the fraction of lr0 in `epoch`: 1 in the flat part, then from 1 to lrf."""
         progress = max((epoch / self.epochs - self.hyp.flat_fraction) / (1 - self.hyp.flat_fraction), 0.0)
         curve, line = (1 + math.cos(math.pi * progress)) / 2, 1 - progress
-        fall = self.cosine_share * curve + (1 - self.cosine_share) * line
+        fall = self.cosine_weight * curve + (1 - self.cosine_weight) * line
         return fall * (1 - self.hyp.lrf) + self.hyp.lrf
 
     def learning_rates(self, iteration: int) -> tuple[float, float, float]:

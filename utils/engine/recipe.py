@@ -86,7 +86,7 @@ def schedule_summary(context: RunContext, schedule: Schedule) -> str:
     hyp, batches, steps = context.hyp, schedule.iterations, schedule.steps()
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_fraction))
     flat = f"constant for {hyp.flat_fraction:.0%} of the epochs, then " if hyp.flat_fraction else ""
-    fall = "cosine decay" if schedule.cosine_share > 0.5 else "linear decay"
+    fall = "cosine decay" if schedule.cosine_weight > 0.5 else "linear decay"
     closed = context.config.epochs - context.mosaic_epochs
     mosaic = (
         f"no mosaic in the last {closed} of {context.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"

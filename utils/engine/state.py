@@ -74,26 +74,26 @@ class Progress:
         self.losses = torch.zeros_like(self.losses)
 
 
-def ema_decay(updates: int, share: float = 0.0) -> float:
+def ema_decay(updates: int, fraction: float = 0.0) -> float:
     """Return the weight of the old average in update number `updates`, from 1.
 
-    The decay grows, so that the average follows early training. Without `share` it is YOLOv5's
-    0.9999 (1 − exp(−n / 2000)), which suits a hundred thousand updates. With `share`, the average covers that fraction
-    of all updates so far: d = min(0.9999, 1 − 1 / (1 + share · n)).
+    The decay grows, so that the average follows early training. Without `fraction` it is YOLOv5's
+    0.9999 (1 − exp(−n / 2000)), which suits a hundred thousand updates. With it, the average covers that fraction of
+    all updates so far: d = min(0.9999, 1 − 1 / (1 + fraction · n)).
     """
-    if share == 0:
+    if fraction == 0:
         return DECAY * (1 - math.exp(-updates / WARMUP))
-    return min(DECAY, 1 - 1 / (1 + share * updates))
+    return min(DECAY, 1 - 1 / (1 + fraction * updates))
 
 
 class ModelEMA(Generic[M]):
-    """EMA over all floating-point parameters and buffers of a model, in fp32; `share` as in `ema_decay`."""
+    """EMA over all floating-point parameters and buffers of a model, in fp32; `fraction` as in `ema_decay`."""
 
-    def __init__(self, model: M, share: float = 0.0) -> None:
+    def __init__(self, model: M, fraction: float = 0.0) -> None:
         self.model: M = copy.deepcopy(model).eval().requires_grad_(False)  # the averaged copy
         self.updates = 0
-        self._share = share
-        self._pairs: tuple[list[Tensor], ...] | None = None
+        self._fraction = fraction
+        self._tensors: tuple[list[Tensor], ...] | None = None  # as in `update`
 
     @torch.no_grad()
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
@@ -104,12 +104,13 @@ class ModelEMA(Generic[M]):
         `undo_update` once it knows that a step was skipped.
         """
         self.updates += 1
-        if self._pairs is None:  # floating-point tensors are averaged, the others copied
-            both = self.model.state_dict(), model.state_dict()  # the tensors themselves, detached
-            names = ([k for k, v in both[0].items() if v.is_floating_point() is real] for real in (True, False))
-            self._pairs = tuple([state[name] for name in half] for half in names for state in both)
-        averages, values, others, copied = self._pairs
-        weight = 1 - ema_decay(self.updates, self._share)
+        if self._tensors is None:  # floating-point tensors are averaged, the others copied
+            own, raw = self.model.state_dict(), model.state_dict()  # the tensors themselves, detached
+            real = [name for name, tensor in own.items() if tensor.is_floating_point()]
+            rest = [name for name in own if name not in real]
+            self._tensors = tuple([state[name] for name in names] for names in (real, rest) for state in (own, raw))
+        averages, values, others, copied = self._tensors
+        weight = 1 - ema_decay(self.updates, self._fraction)
         if isinstance(taken, Tensor):
             steps = torch._foreach_sub(values, averages)
             torch._foreach_mul_(steps, taken * weight)
@@ -125,27 +126,27 @@ class ModelEMA(Generic[M]):
 
 
 class EarlyStopping:
-    """Record of the best epoch, and the decision to stop.
+    """Record of the best epoch by its score, the value of `--metric`, and the decision to stop.
 
     Attributes:
-        best_fitness, best_epoch: of the best epoch so far; the later of equal ones. −∞ and None while no epoch has a
-            finite fitness. `INITIAL` if the initial weights are better than every epoch.
+        best_score, best_epoch: of the best epoch so far; the later of equal ones. −∞ and None while no epoch has a
+            finite score. `INITIAL` if the initial weights are better than every epoch.
     """
 
     def __init__(self, patience: int) -> None:
         self.patience = patience  # epochs without improvement after which to stop; 0 = never
-        self.best_fitness = float("-inf")
+        self.best_score = float("-inf")
         self.best_epoch: int | None = None
-        self.improved_epoch: int | None = None  # the first epoch with this fitness, from which patience counts
+        self.improved_epoch: int | None = None  # the first epoch with this score, from which patience counts
 
-    def update(self, epoch: int, fitness: float | None) -> bool:
-        """Record an epoch's fitness, None if it was not validated; return whether to stop after it."""
-        if fitness is None:
+    def update(self, epoch: int, score: float | None) -> bool:
+        """Record an epoch's score, None if it was not validated; return whether to stop after it."""
+        if score is None:
             return False
-        if math.isfinite(fitness) and fitness >= self.best_fitness:
-            if fitness > self.best_fitness:
+        if math.isfinite(score) and score >= self.best_score:
+            if score > self.best_score:
                 self.improved_epoch = epoch
-            self.best_fitness, self.best_epoch = fitness, epoch
+            self.best_score, self.best_epoch = score, epoch
         return self.has_run_out(epoch)
 
     def has_run_out(self, epoch: int) -> bool:
@@ -159,12 +160,12 @@ class EarlyStopping:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint; patience belongs to the configuration."""
         epochs = {"best_epoch": self.best_epoch or 0, "improved_epoch": self.improved_epoch or 0}
-        return {"best_fitness": self.best_fitness, **epochs}
+        return {"best_fitness": self.best_score, **epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values of `state_dict`; older files lack improved_epoch."""
-        self.best_fitness = float(state["best_fitness"])
-        if math.isfinite(self.best_fitness):
+        self.best_score = float(state["best_fitness"])
+        if math.isfinite(self.best_score):
             self.best_epoch = int(state["best_epoch"])
             self.improved_epoch = int(state.get("improved_epoch", self.best_epoch))
 

@@ -87,7 +87,7 @@ class TrainStep:
         progress = self._state.progress
         total = torch.zeros(len(self._criterion.names), device=self._world.device)
         indices: list[int] = []
-        objects, stop_requests = 0, total
+        objects, stop_requests = 0, torch.zeros((), device=self._world.device)
         self._statistics.remember()
         for number, batch in enumerate(batches):
             last = number + 1 == window
@@ -108,7 +108,7 @@ class TrainStep:
         device, precision = self._world.device, self._state.precision
         with self._stage("copy"):
             images = batch.images_on(device)
-            images, targets = resized(self._context, images, batch.targets, self._state.progress.epoch, number)
+            images, targets = scaled_batch(self._context, images, batch.targets, self._state.progress.epoch, number)
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
             # Counts depend on the labels alone: the all-reduce overlaps with the forward.
@@ -259,7 +259,7 @@ def min_images(size: int, stride: int) -> int:
     return 2 if size <= stride else 1
 
 
-def resized(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+def scaled_batch(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
     """Return images (B, 3, H, W) and targets (T, 6) at the size of global batch `batch`, with `--multi-scale`."""
     config, stride = context.config, context.stride
     if not config.multi_scale:

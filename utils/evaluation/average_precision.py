@@ -64,7 +64,7 @@ class Ranking:
     correct_above: NDArray[np.int32]
 
 
-def rank(matches: Matches) -> Ranking:
+def ranking_of(matches: Matches) -> Ranking:
     """Sort the detections of a validation."""
     class_ids = np.unique(matches.target_classes).astype(np.int64)
     bounds = np.arange(len(class_ids) + 1)

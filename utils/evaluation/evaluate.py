@@ -26,7 +26,7 @@ from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.data.source.decode import read_image
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
-from tessera.utils.evaluation.average_precision import Ranking, rank
+from tessera.utils.evaluation.average_precision import Ranking, ranking_of
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.matching import Matches, match_image
 from tessera.utils.evaluation.network import ImageDetector, Network, network_nms
@@ -163,7 +163,7 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     totals = None if found.meter is None else found.meter.total()
     shares = world.gather((Matches.joined(found.matches), totals, found.clock.seconds()))
     matches = Matches.joined([of_rank for of_rank, _, _ in shares])
-    ranking = rank(matches)
+    ranking = ranking_of(matches)
     settings = found.settings
     threshold, origin = settings.threshold or (None, "")
     metrics, curves = summarize(ranking, len(index.names), threshold, settings.conf)

@@ -19,14 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.detector import (
-    DetectionModel,
-    check_imgsz,
-    count_parameters,
-    predict_augmented,
-    round_imgsz,
-    summary,
-)
+from tessera.models.build import count_parameters
+from tessera.models.detector import DetectionModel, check_imgsz, predict_augmented, round_imgsz, summary
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, model_of_weights, resolve_weights

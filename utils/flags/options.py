@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -25,9 +25,9 @@ from tessera.utils.files import atomic_write, check_path, suffix_of, user_path
 from tessera.utils.flags.json_output import FLAG
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.version import __version__
-from tessera.utils.flags.yolov5_flags import YOLOV5_VALUES, ignored_flags, replaced_flags, split_flags, yolov5_flags
 from tessera.utils.image_size import ImageSize, image_size
 from tessera.utils.text import one_line, shown
+from tessera.utils.user_parts import part_names
 from tessera.utils.yaml_file import dump_yaml
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
 _PATHS = frozenset(
     ["models", "a", "b", "weights", "cfg", "data", "hyp", "resume", "project", "name", "output", "report"]
 )
+_PARTS = ("head", "optimizer", "callbacks")  # module:name, in Python also the function or class
 
 
 def option(
@@ -105,6 +106,11 @@ def trust_file_option() -> Any:
     return option(False, text, kind=bool)
 
 
+def head_option() -> Any:
+    """Return the field `--head` of commands that load a checkpoint."""
+    return option("", "head of your own that the checkpoint ends in, module:name of a class (docs/model-yaml.md)")
+
+
 def threads_option() -> Any:
     """Return the field `--threads`."""
     text = "CPU threads per process (0 = one per available core)"
@@ -135,7 +141,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            value = _checked(getattr(self, f.name), f)
+            value = getattr(self, f.name)
+            value = _checked(part_names(value, f.name) if f.name in _PARTS else value, f)
             object.__setattr__(self, f.name, value)
             for path in (value if isinstance(value, tuple) else [value]) if f.name in _PATHS else ():
                 if not (f.name == "hyp" and "=" in path):
@@ -405,3 +412,84 @@ def version_line() -> str:
     program = f"tessera {__version__}" + (f" (git {revision})" if revision else "")
     torch = import_module("torch").__version__
     return f"{program}, Python {platform.python_version()}, torch {torch}, device {choose.default_device()}"
+
+
+_SEARCH = "a search continues from its own folder: --evolve 300 --resume runs/evolve/exp."
+# Command → flag of YOLOv5 ("=" if it may take a value) → fields that replace it, an error message, or "" for an ignored
+# flag.
+_YOLOV5_FLAGS: Mapping[str, Mapping[str, Mapping[str, Any] | str]] = {
+    "train.py": {
+        "--adam": {"optimizer": "Adam"},
+        "--notest": {"noval": True},
+        "--cache-images": {"cache": "ram"},
+        "--linear-lr": {"cos_lr": False},
+        "--evolve-population=": _SEARCH,
+        "--resume-evolve=": _SEARCH,
+        **dict.fromkeys(("--quad", "--log-artifacts", "--ndjson-console", "--ndjson-file"), ""),
+        **dict.fromkeys(("--entity=", "--upload-dataset=", "--bbox-interval=", "--artifact-alias="), ""),
+        **dict.fromkeys(("--bucket=", "--log-imgs="), ""),
+    },
+    "val.py": dict.fromkeys(("--dnn", "--save-hybrid"), ""),
+    "detect.py": dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn"), ""),
+    "export.py": {
+        # The exported graph is dynamic, simplified and includes NMS.
+        **dict.fromkeys(("--dynamic", "--simplify", "--nms", "--inplace", "--verbose", "--optimize", "--keras"), ""),
+        **dict.fromkeys(("--per-tensor", "--train", "--mlmodel"), ""),
+        **dict.fromkeys(("--batch-size=", "--workspace=", "--topk-per-class=", "--cache="), ""),
+        "--agnostic-nms": "the exported NMS is per class. Export with --raw and run your own NMS.",
+        "--topk-all=": "give --max-det instead.",
+    },
+}
+YOLOV5_VALUES = {("--cache", "images"): "ram"}  # flag and value of YOLOv5 → value here
+
+
+def yolov5_flags(program: str) -> dict[str, bool]:
+    """Return a command's YOLOv5 flags, each with whether a value may follow."""
+    return {flag.rstrip("="): flag.endswith("=") for flag in _YOLOV5_FLAGS.get(program, {})}
+
+
+def ignored_flags(program: str) -> list[str]:
+    """Return the YOLOv5 flags that a command ignores."""
+    return [flag.rstrip("=") for flag, instead in _YOLOV5_FLAGS.get(program, {}).items() if not instead]
+
+
+def replaced_flags(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
+    """Return the fields that YOLOv5 flags set, and a warning that names the ignored ones, or "".
+
+    Raises:
+        ConfigError: a flag without an equivalent.
+    """
+    table = {flag.rstrip("="): instead for flag, instead in _YOLOV5_FLAGS.get(program, {}).items()}
+    fields: dict[str, Any] = {}
+    idle: list[str] = []
+    for flag in flags:
+        instead = table[flag]
+        if isinstance(instead, Mapping):
+            fields |= instead
+        elif instead:
+            raise ConfigError(f"{flag}: {instead}")
+        else:
+            idle.append(flag)
+    return fields, f"{' '.join(idle)}: YOLOv5 flags that have no effect." if idle else ""
+
+
+def split_flags(program: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into words without YOLOv5 flags, with dashes for underscores, and these flags."""
+    former = yolov5_flags(program)
+    words: list[str] = []
+    found: list[str] = []
+    may_follow = False  # a value of the last flag found
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            flag = flag.replace("_", "-")
+            may_follow = former.get(flag, False) and not equals
+            if flag in former:
+                found.append(flag)
+            else:
+                words.append(f"{flag}{equals}{value}")
+        else:
+            if not may_follow:
+                words.append(word)
+            may_follow = False
+    return words, found

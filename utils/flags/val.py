@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, imgsz_option, option, threads_option, trust_file_option, weights_option
+from tessera.utils.flags.options import (
+    Options,
+    head_option,
+    imgsz_option,
+    option,
+    threads_option,
+    trust_file_option,
+    weights_option,
+)
 from tessera.utils.image_size import ImageSize
 from tessera.utils.thresholds import MAX_DET, MOST_DET, Threshold
 
@@ -19,6 +27,7 @@ class EvaluationConfig(Options):
 
     data: str = option("", "dataset YAML, searched for in data/ too (default: the one the weights were trained on)")
     trust_file: bool = trust_file_option()
+    head: str = head_option()
     batch_size: int = option(32, "batch size per rank", "--batch", kind=int, low=1)
     imgsz: ImageSize = imgsz_option(0, "0 = as trained")
     conf_thres: float = option(

@@ -36,10 +36,12 @@ def smart_DDP(
         dynamic: compile once for all image sizes.
         world: the ranks; None = those of torch's default process group, if there is one.
     """
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    collectives = Collectives() if world is None else world.collectives
+    if world is None:
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        collectives, accelerator = Collectives(), accelerator_of(next(model.parameters()).device)
+    else:
+        size, collectives, accelerator = world.size, world.collectives, world.accelerator
     if sync_bn:
-        accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 SyncBatchNorm2d.convert(module, collectives, accelerator.batch_norm)

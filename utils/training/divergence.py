@@ -95,7 +95,7 @@ class DivergenceGuard(Observer):
         metrics = epoch.metrics
         if metrics is None or self._training.context.config.metric != TrainConfig.metric:
             return
-        was, best = self._collapsed, stopper.best_fitness
+        was, best = self._collapsed, stopper.best_score
         self._collapsed = has_collapsed(metrics.fitness, best, metrics.objects_per_class)
         if self._collapsed and not was:
             of = "the initial weights" if stopper.best_epoch == INITIAL else f"epoch {stopper.best_epoch}"

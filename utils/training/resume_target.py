@@ -69,7 +69,7 @@ def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> T
         UserError: no such checkpoint, unknown saved flags, or another process writes there.
         ConfigError: a flag with which the run cannot be resumed.
     """
-    flags, earlier = TrainConfig(**given), world.recall("run")
+    flags, earlier = TrainConfig(**given), world.recall("run")  # the directory that this call had before a restart
     folder = stack.enter_context(lock_run(Path(earlier), world)) if earlier else None
     # Without "saved", a checkpoint there is older than this call.
     found = _after_restart(folder, world) if folder and world.recall("saved") else None
@@ -80,7 +80,7 @@ def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> T
             raise ConfigError("--resume auto without --name: give the --name of the run, which every start looks for.")
         folder = folder or stack.enter_context(lock_run(run_path(flags), world))
         found = _own_checkpoint(folder, given, flags, world)
-    elif found is None and flags.resume:
+    elif flags.resume and not restarted:
         last = _given_checkpoint(given, flags.resume, world)
         if folder != last.parent.parent:
             instead = f"begin a new run from it with --weights {shown(last)}"
@@ -90,23 +90,8 @@ def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> T
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
         )
-        if not restarted and _has_ended(resumed.checkpoint, config):
-            epochs = resumed.checkpoint["epoch"]
-            if world.run_on_main(lambda: (resumed.run / ERRORS).is_file()):
-                early = epochs < config.epochs
-                further = f"give a larger {'--patience, or 0 to disable it' if early else '--epochs'}"
-                if not auto:
-                    end = f"stopped early by --patience {config.patience}" if early else f"--epochs {config.epochs}"
-                    raise UserError(
-                        f"--resume {resumed.run}: nothing left to train: finished epochs: {epochs}, {end}. To train "
-                        f"further, {further}."
-                    )
-                log.info(
-                    f"--resume auto: the run in {resumed.run} is finished, after {plural(epochs, 'epoch')}. "
-                    f"To train further, {further}."
-                )
-                return None
-            log.info(f"--resume: {resumed.run} has finished its {plural(epochs, 'epoch')}; evaluating the best one.")
+        if not restarted and _is_finished(resumed, config, world, auto=auto):
+            return None
         check_batch_size(config.batch_size, world.size)
         return TrainTarget(config, hyp, resumed, folder)
     if auto:
@@ -118,6 +103,23 @@ def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> T
         folder = stack.enter_context(new_run(flags, world, waits=False))
     given_hyp(flags.hyp)  # names its errors before the dataset is read
     return TrainTarget(flags, None, None, folder)
+
+
+def _is_finished(resumed: ResumedRun, config: TrainConfig, world: World, *, auto: bool) -> bool:
+    """Return whether a run is trained and its best epoch evaluated: a UserError unless `auto`."""
+    if not _has_ended(resumed.checkpoint, config):
+        return False
+    epochs = resumed.checkpoint["epoch"]
+    if not world.run_on_main(lambda: (resumed.run / ERRORS).is_file()):
+        log.info(f"--resume: {resumed.run} has finished its {plural(epochs, 'epoch')}; evaluating the best one.")
+        return False
+    early = epochs < config.epochs
+    further = f"To train further, give a larger {'--patience, or 0 to disable it' if early else '--epochs'}."
+    if not auto:
+        end = f"stopped early by --patience {config.patience}" if early else f"--epochs {config.epochs}"
+        raise UserError(f"--resume {resumed.run}: nothing left to train: finished epochs: {epochs}, {end}. {further}")
+    log.info(f"--resume auto: the run in {resumed.run} is finished, after {plural(epochs, 'epoch')}. {further}")
+    return True
 
 
 def _after_restart(run: Path, world: World) -> ResumeCheckpoint | None:

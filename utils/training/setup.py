@@ -21,13 +21,12 @@ from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     model_source,
-    own_head,
     pretraining_of,
     read_weights,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.resume import ResumedRun
-from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.checkpoints.weights import Weights, own_head
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.optimizer import build_optimizer
@@ -76,7 +75,7 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
         UserError: invalid flags, data or weights.
     """
     # Own parts and weights name their errors before the dataset is read, which may take minutes.
-    own_head(flags)
+    own_head(flags.head)
     load_transforms(flags.transforms)
     offered = world.run_on_main(lambda: read_weights(flags, resumed))
     splits = load_splits(flags, world)
@@ -92,7 +91,7 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
     weights = offered if weights_name else None
     pretraining = pretraining_of(flags, names, weights)
     with torch.device("meta"):  # without memory and random numbers
-        outline = DetectionModel(model_source(flags, weights, resumed), names=names, head=own_head(flags))
+        outline = DetectionModel(model_source(flags, weights, resumed), names=names, head=own_head(flags.head))
     imgsz = check_imgsz(flags.imgsz, outline.stride)
     data = training_data(splits, flags, imgsz, world)
     if hyp is None:

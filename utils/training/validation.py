@@ -130,8 +130,9 @@ class Validation:
         if context.world.is_main:
             config = context.config
             tiles = f" --tile {config.tile} --overlap {config.overlap:g}" if config.tile else ""
-            print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
-            print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
+            weights = f"--weights {shlex.quote(str(best))}{config.own_part_flags('head')}"
+            print(f"Detect: {started('detect.py')} {weights} --source …{tiles}")
+            print(f"Export: {started('export.py')} {weights}")
         context.world.barrier()
         return self._result(evaluation.metrics)
 

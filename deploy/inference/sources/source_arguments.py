@@ -15,8 +15,8 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from tessera.data.source.dataset_root import list_base_dir, read_path_list
-from tessera.data.source.download import redacted
 from tessera.data.source.image_header import KIND_BYTES
+from tessera.deploy.foreign.download import redacted
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import check_path, files_below, is_address, open_plain, special_file_kind, suffix_of, user_path

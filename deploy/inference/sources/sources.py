@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
 
 from tessera.data.source.image_header import KIND_BYTES, extra_pages_message, is_truncated
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import TransientError, redacted
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
-from tessera.deploy.inference.sources.source_arguments import Origin, is_image, is_video, parse_line, parse_sources
+from tessera.deploy.inference.sources.source_arguments import (
+    IMAGE_SOURCE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    Origin,
+    is_image,
+    is_video,
+    parse_line,
+    parse_sources,
+)
 from tessera.deploy.inference.sources.stream import read_streams
-from tessera.deploy.inference.sources.urls import read_address
 from tessera.deploy.inference.sources.video import read_video
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.files import LONGEST_PATH
+from tessera.utils.files import LONGEST_PATH, suffix_of
 from tessera.utils.text import one_line
 
 log = logging.getLogger(__name__)
 
 ReadImage = Callable[[Path | bytes], Pixels]
 Item = Frame | SourceEvent
+VideoFile: TypeAlias = "tempfile._TemporaryFileWrapper[bytes]"
 
 _MOST_BYTES = 1 << 30  # of an image over standard input
 _LONGEST_LINE = 4 * LONGEST_PATH
+MOST_IMAGE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
+_STREAM_SUFFIXES = frozenset({".m3u8", ".mpd", ".sdp"})
+_STREAM_TYPES = frozenset({"application/vnd.apple.mpegurl", "application/x-mpegurl", "application/dash+xml"})
 BROKEN_OFF = "damaged: the end of the file is missing; the part that decodes was used."
 
 
@@ -191,3 +207,66 @@ def read_stdin(stdin: IO[bytes]) -> Iterator[bytes | str]:
         line = row.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff").strip()
         if line and not line.startswith("#"):
             yield line
+
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+
+def read_address(address: str) -> bytes | VideoFile | None:
+    """Return an image, a video as a temporary file that closing deletes, or None for a stream.
+
+    Raises:
+        UserError: the URL is unavailable, too large, or something else.
+    """
+    download.check_address(address, "Cannot read")
+    suffix = suffix_of(urlsplit(address).path)
+    if suffix in _STREAM_SUFFIXES:
+        return None
+    for attempt in itertools.count(1):
+        try:
+            return _request(address, suffix)
+        except TransientError as error:
+            if suffix not in IMAGE_SOURCE_SUFFIXES | VIDEO_SUFFIXES:
+                return None  # perhaps a stream that has not started yet
+            if attempt == download.LIMITS.attempts:
+                raise UserError(f"{redacted(address)}: {error}. Check the URL and the network.") from error
+            download.LIMITS.wait(attempt)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _request(address: str, suffix: str) -> bytes | VideoFile | None:
+    with download.open_address(address) as response:
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        total = response.length_remaining
+        if media_type.startswith("multipart/") or media_type in _STREAM_TYPES:
+            return None
+        head = b""
+        for block in download.read_blocks(response, address, total, MOST_VIDEO_BYTES):
+            head += block
+            if len(head) >= KIND_BYTES:
+                break
+        if is_image(head) or media_type.startswith("image/") or suffix in IMAGE_SOURCE_SUFFIXES:
+            return b"".join([head, *download.read_blocks(response, address, total, MOST_IMAGE_BYTES, len(head))])
+        if total is None and (media_type.startswith("video/") or is_video(head)):
+            return None  # endless
+        if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or is_video(head):
+            return _video(head, response, address, suffix, total)
+    raise UserError(f"{redacted(address)}: found type {one_line(media_type, 50)}, expected an image, video or stream.")
+
+
+def _video(head: bytes, response: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
+    file = tempfile.NamedTemporaryFile(prefix="tessera-", suffix=suffix)  # noqa: SIM115 - the caller closes it
+    try:
+        file.write(head)
+        file.writelines(download.read_blocks(response, address, total, MOST_VIDEO_BYTES, len(head)))
+        file.flush()
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, OSError) or isinstance(error, TransientError):
+            raise
+        raise UserError(
+            f"{redacted(address)}: the video cannot be stored in {Path(file.name).parent} ({error.strerror}). "
+            "Free space there, or set TMPDIR to another folder."
+        ) from error
+    return file

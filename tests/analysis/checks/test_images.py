@@ -21,7 +21,7 @@ from tessera.analysis.checks.images import (
     fingerprint_of,
     near_duplicates,
 )
-from tessera.data.source.synthetic_shapes import render_image
+from tessera.deploy.foreign.synthetic_shapes import render_image
 from tessera.utils.bit_depth import Pixels
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BOX, check

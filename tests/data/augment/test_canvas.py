@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tessera.data.augment.canvas import render
-from tessera.data.augment.colours import jitter_hsv, jittered_fill
 from tessera.data.augment.geometry import Warp
-from tessera.data.augment.pipeline import Scene
+from tessera.data.augment.pipeline import Scene, jitter_hsv, jittered_fill, render
 from tessera.utils.types import FILL, Sample
 from tests.data.augment.made_scenes import ListSource, horizon_in_sight, rendered, scenes, share_outside, smooth_image
 from tests.data.augment.mosaic_oracle import plain_scene

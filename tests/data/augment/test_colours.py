@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.data.augment import colours
-from tessera.data.augment.colours import filter_colours, jitter_hsv, jittered_fill
+from tessera.data.augment import pipeline
+from tessera.data.augment.pipeline import filter_colours, jitter_hsv, jittered_fill
 from tessera.utils.types import FILL
 
 
@@ -32,7 +32,7 @@ def test_jitter_in_place_on_a_view_strip_by_strip(
     jitter_hsv(batch[1], gains)
     assert (batch[1] == plain_hsv(before[1], gains)).all()
     assert (batch[0] == before[0]).all() and (batch[2] == before[2]).all()
-    monkeypatch.setattr(colours, "_STRIP", 7 * size_hw[1])
+    monkeypatch.setattr(pipeline, "_STRIP", 7 * size_hw[1])
     jitter_hsv(before[1], gains)
     assert (before[1] == batch[1]).all()
 
@@ -61,9 +61,9 @@ def test_rates_parameters_and_random_numbers(monkeypatch: pytest.MonkeyPatch) ->
     log: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setitem(sys.modules, "albumentations", stand_in(log))
     rng, twin = np.random.default_rng(5), np.random.default_rng(5)
-    monkeypatch.setattr(colours, "HAS_ALBUMENTATIONS", False)
+    monkeypatch.setattr(pipeline, "HAS_ALBUMENTATIONS", False)
     filter_colours(np.zeros((2, 2, 3), np.uint8), rng)  # draws nothing
-    monkeypatch.setattr(colours, "HAS_ALBUMENTATIONS", True)
+    monkeypatch.setattr(pipeline, "HAS_ALBUMENTATIONS", True)
     added = 0
     for _ in range(3000):
         image = np.zeros((2, 2, 3), np.uint8)
@@ -84,7 +84,7 @@ def test_rates_parameters_and_random_numbers(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("albumentations")
-    monkeypatch.setattr(colours, "PROBABILITY", 1.0)
+    monkeypatch.setattr(pipeline, "PROBABILITY", 1.0)
     threads = cv2.getNumThreads()
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     one, two = image.copy(), image.copy()

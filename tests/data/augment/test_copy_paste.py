@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tessera.data.augment.geometry import CanvasLabels
-from tessera.data.augment.pipeline import choose_copy_paste, render_scene, sample_mosaic
+from tessera.data.augment.pipeline import choose_copy_paste, draw_mosaic, render_scene
 from tessera.utils.config import load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Sample
@@ -36,8 +36,8 @@ def test_copy_paste_equals_the_plain_double_canvas(change: dict[str, float]) -> 
     more = 0
     for seed in range(4):
         rng, twin = sample_rng(2, 0, seed), sample_rng(2, 0, seed)
-        scene = sample_mosaic(seed % 5, range(5), (96, 96), hyp, rng)
-        assert sample_mosaic(seed % 5, range(5), (96, 96), hyp, twin) == scene
+        scene = draw_mosaic(seed % 5, range(5), (96, 96), hyp, rng)
+        assert draw_mosaic(seed % 5, range(5), (96, 96), hyp, twin) == scene
         without = render_scene(scene, source.sample, 0.0, rng, np.empty((96, 96, 3), np.uint8))
         sample = render_scene(scene, source.sample, 0.6, rng, np.empty((96, 96, 3), np.uint8))
         expected, canvas = plain_scene(scene, [source.sample(i) for i in scene.indices], 0.6, twin)

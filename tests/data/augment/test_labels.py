@@ -13,9 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.canvas import render
 from tessera.data.augment.geometry import CanvasLabels, Warp, append_ignored_regions, warp_labels
-from tessera.data.augment.pipeline import Scene, choose_copy_paste, train_sample
+from tessera.data.augment.pipeline import Scene, choose_copy_paste, render, train_sample
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Draw, Sample

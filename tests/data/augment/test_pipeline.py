@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.pipeline import (
-    letterbox,
-    render_scene,
-    sample_hsv_gains,
-    sample_mosaic,
-    sample_partners,
-    sample_warp,
-)
+from tessera.data.augment.pipeline import draw_hsv_gains, draw_mosaic, draw_partners, draw_warp, letterbox, render_scene
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import FILL, Sample
@@ -76,7 +69,7 @@ def test_mosaic_switch_and_probability() -> None:
 def test_sampled_mosaics() -> None:
     indices, centres = [], []
     for seed in range(300):
-        scene = sample_mosaic(2, (0, 2, 5, 7), (64, 128), LOW, sample_rng(0, 0, seed))
+        scene = draw_mosaic(2, (0, 2, 5, 7), (64, 128), LOW, sample_rng(0, 0, seed))
         assert scene.warp.canvas_hw == (128, 256) and scene.warp.size_hw == (64, 128)
         assert 2 in scene.indices and len(scene.indices) == 4
         indices.append(scene.indices)
@@ -90,17 +83,17 @@ def test_sampled_mosaics() -> None:
 
 def test_partners_are_different_where_there_are_enough() -> None:
     for seed in range(50):
-        partners = sample_partners(7, (1, 7, 2, 3, 1), 3, sample_rng(0, 0, seed))
+        partners = draw_partners(7, (1, 7, 2, 3, 1), 3, sample_rng(0, 0, seed))
         assert len(partners) == 3 and set(partners) <= {1, 2, 3}
-        scene = sample_mosaic(7, (1, 2, 7, 3), (64, 64), LOW, sample_rng(0, 0, seed))
+        scene = draw_mosaic(7, (1, 2, 7, 3), (64, 64), LOW, sample_rng(0, 0, seed))
         assert sorted(scene.indices) == [1, 2, 3, 7]
-    assert sample_partners(7, (7,), 3, sample_rng(0, 0, 0)) == [7, 7, 7]
-    assert set(sample_partners(7, (7, 8), 3, sample_rng(0, 0, 0))) == {8}
+    assert draw_partners(7, (7,), 3, sample_rng(0, 0, 0)) == [7, 7, 7]
+    assert set(draw_partners(7, (7, 8), 3, sample_rng(0, 0, 0))) == {8}
 
 
 def test_sampled_warps_span_their_ranges() -> None:
     hyp = dataclasses.replace(LOW, degrees=20.0, shear=5.0, perspective=0.001, flipud=0.3)
-    warps = [sample_warp((128, 128), (64, 64), hyp, sample_rng(0, 0, seed)) for seed in range(500)]
+    warps = [draw_warp((128, 128), (64, 64), hyp, sample_rng(0, 0, seed)) for seed in range(500)]
     spans = {
         "degrees": ([w.degrees for w in warps], -20, 20),
         "zoom": ([w.zoom for w in warps], 0.5, 1.5),
@@ -121,8 +114,8 @@ def test_random_numbers_do_not_depend_on_strengths() -> None:
     following = []
     for hyp in (LOW, PLAIN, strong):
         rng = sample_rng(0, 0, 4)
-        sample_mosaic(1, range(6), (64, 64), hyp, rng)
-        sample_hsv_gains(hyp, rng)
+        draw_mosaic(1, range(6), (64, 64), hyp, rng)
+        draw_hsv_gains(hyp, rng)
         following.append(rng.random())
     assert len(set(following)) == 1
 
@@ -132,17 +125,17 @@ def test_mixup_joins_two_mosaics() -> None:
     mixed = dataclasses.replace(PLAIN, mosaic=1.0, mixup=1.0)
 
     def rendered_mosaic(index: int, rng: np.random.Generator) -> Sample:
-        scene = sample_mosaic(index, range(6), (64, 64), mixed, rng)
+        scene = draw_mosaic(index, range(6), (64, 64), mixed, rng)
         return render_scene(scene, source.sample, 0.0, rng, np.empty((64, 64, 3), np.uint8))
 
     ratios = []
     for seed in range(40):
         sample = trained(source, mixed, seed)
         rng = sample_rng(1, 0, seed)
-        sample_hsv_gains(mixed, rng)
+        draw_hsv_gains(mixed, rng)
         rng.random(2)
         first = rendered_mosaic(seed % 6, rng)
-        (partner,) = sample_partners(seed % 6, range(6), 1, rng)
+        (partner,) = draw_partners(seed % 6, range(6), 1, rng)
         second = rendered_mosaic(partner, rng)
         ratio = rng.beta(32, 32)
         blend = first.image * ratio + second.image * (1 - ratio)

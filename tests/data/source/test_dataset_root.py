@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from tessera.data.source.dataset_root import GENERATORS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.synthetic_shapes import write_shapes
+from tessera.deploy.foreign import synthetic_shapes
 from tessera.utils.errors import UserError
 from tessera.utils.types import Archive
 from tests.at_once import at_once
@@ -114,7 +113,8 @@ def test_download_does_not_touch_what_is_there(tmp_path: Path, place: str, what:
 
 
 def test_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GENERATORS, "shapes", partial(write_shapes, train=2, val=20))
+    few = partial(synthetic_shapes.write_shapes, train=2, val=20)
+    monkeypatch.setattr(synthetic_shapes, "write_shapes", few)
     spec = load_spec("shapes.yaml")
     assert spec.root == tmp_path / "datasets" / "shapes"
     before = spec.root.stat().st_ino

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.data.source.dataset_root import DatasetRoot
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.synthetic_shapes import NAMES
+from tessera.deploy.foreign.synthetic_shapes import NAMES
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.program import HOME
 from tests.data.source.made_yaml import BODY, dataset, refuse, write

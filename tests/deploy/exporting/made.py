@@ -37,7 +37,7 @@ def lively(model: DetectionModel, seed: int = 0) -> DetectionModel:
     with torch.no_grad():
         for norm in norms:
             norm.momentum = 1.0
-        model.train()(torch.from_numpy(picture(128, 128, seed))[None].permute(0, 3, 1, 2) / 255)
+        model.train()(torch.from_numpy(made_image(128, 128, seed))[None].permute(0, 3, 1, 2) / 255)
         for name, parameter in model.head.named_parameters():
             if parameter.ndim == 4 and parameter.shape[2:] == (1, 1) and ".conv." not in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
@@ -69,7 +69,7 @@ def found_rows(*rows: tuple[float, float, float, float, float, int]) -> Detectio
     return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
 
 
-def picture(height: int, width: int, seed: int = 0, *, gray: bool = False) -> NDArray[np.uint8]:
+def made_image(height: int, width: int, seed: int = 0, *, gray: bool = False) -> NDArray[np.uint8]:
     """Smooth blobs under a little noise, uint8 (height, width, 3)."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (rng.integers(2, 9), rng.integers(2, 9), 3), dtype=np.uint8)

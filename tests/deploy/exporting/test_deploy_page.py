@@ -29,7 +29,7 @@ from tessera.deploy.inference.results import Result
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import Detections
 from tests.browser import NODE_MODULES, installed_browser
-from tests.deploy.exporting.made import NAMES, differing, picture
+from tests.deploy.exporting.made import NAMES, differing, made_image
 from tests.system.launch import run_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +39,7 @@ Limits = tuple[float, float, int]  # conf, iou, max_det
 Printed = list[tuple[str, NDArray[np.float64]]]
 WRITTEN: Limits = (0.4, 0.45, 300)  # in every program on the page
 OTHER: Limits = (0.2, 0.25, 16)
-PICTURE = picture(150, 200, 8)
+IMAGE = made_image(150, 200, 8)
 WITHOUT_TELEMETRY = "import sys; sys.modules['openvino_telemetry'] = None; exec(open(sys.argv[1]).read())"
 TYPES = {"tensor(uint8)": "TYPE_UINT8", "tensor(float)": "TYPE_FP32", "tensor(int64)": "TYPE_INT64"}
 SDK = "#include <onnxruntime_cxx_api.h>\n#include <opencv2/imgcodecs.hpp>\n#include <opencv2/imgproc.hpp>\n"
@@ -89,7 +89,7 @@ def other(code: str) -> str:
 def folder(tmp_path: Path, made_onnx: Path) -> Path:
     """What the programs expect to lie beside them; the photo has no loss, so that every decoder reads the same."""
     shutil.copy(made_onnx, tmp_path / "best.onnx")
-    Image.fromarray(PICTURE).save(tmp_path / "photo.jpg", format="png")
+    Image.fromarray(IMAGE).save(tmp_path / "photo.jpg", format="png")
     return tmp_path
 
 
@@ -99,7 +99,7 @@ def expected(made_pt: Path) -> dict[Limits, Result]:
 
     def of_checkpoint(conf: float, iou: float, max_det: int) -> Result:
         detector = Detector(made_pt, imgsz=96, conf_thres=conf, iou_thres=iou, max_det=max_det, device="cpu")
-        return next(detector(PICTURE))
+        return next(detector(IMAGE))
 
     found = {limits: of_checkpoint(*limits) for limits in (WRITTEN, OTHER)}
     assert all(len(one.scores) > 5 and len(set(one.classes)) > 1 for one in found.values())

@@ -15,7 +15,7 @@ from tessera.deploy.runtime.pipeline import letterbox_image
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.image_size import SizeHw
 from tests.deploy.exporting.conftest import session_of
-from tests.deploy.exporting.made import picture, thresholds, unmatched
+from tests.deploy.exporting.made import made_image, thresholds, unmatched
 
 IMGSZ, STRIDE = 96, 32
 
@@ -42,7 +42,7 @@ SIDES = st.one_of(st.integers(1, 200), st.integers(1, 1500))
 @example(48, 96, False, 5)
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_pixels_equal_the_pipelines(preprocessing: Any, height: int, width: int, gray: bool, seed: int) -> None:
-    image = picture(height, width, seed, gray=gray)
+    image = made_image(height, width, seed, gray=gray)
     imgsz, session = preprocessing
     expected, _ = letterbox_image(image, imgsz, STRIDE)
     (found,) = session.run(None, {"given": image[None]})

@@ -124,7 +124,7 @@ def test_what_is_no_suppression_of_the_candidates_counts(
 
 
 IMGSZ = 256
-Pictures = tuple[NDArray[np.uint8], ...]
+Images = tuple[NDArray[np.uint8], ...]
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +134,9 @@ def network(shared: Path) -> Network:
 
 
 @pytest.fixture(scope="module")
-def pictures(shared: Path) -> Pictures:
+def images(shared: Path) -> Images:
     found = [read_image(path) for path in sorted((shared / "coco128" / "images" / "train2017").glob("*.jpg"))[:24]]
-    return tuple(picture for picture in found if picture.shape[0] != picture.shape[1])[:8]
+    return tuple(pixels for pixels in found if pixels.shape[0] != pixels.shape[1])[:8]
 
 
 class Whole:
@@ -148,36 +148,36 @@ class Whole:
     def detector(self) -> ImageDetector:
         return dataclasses.replace(image_detector(self.network, IMGSZ), detect=self.detect)
 
-    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
-        found = self._defect(self, picture, rules) if self._defect else self.sound(picture, rules)
+    def detect(self, pixels: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
+        found = self._defect(self, pixels, rules) if self._defect else self.sound(pixels, rules)
         return TimedDetections(found, (0, 0, 0))
 
-    def sound(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
+    def sound(self, pixels: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         own = nms_settings(self.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
-        return image_detector(self.network, IMGSZ)(picture, own).detections
+        return image_detector(self.network, IMGSZ)(pixels, own).detections
 
 
 Defect = Callable[[Whole, NDArray[np.uint8], NmsSettings], Detections]
 
 
 def of_rules(change: Callable[[NmsSettings], NmsSettings]) -> Defect:
-    return lambda file, picture, rules: file.sound(picture, change(rules))
+    return lambda file, pixels, rules: file.sound(pixels, change(rules))
 
 
 def of_answers(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Defect:
-    def changed(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
-        found = file.sound(picture, rules)
+    def changed(file: Whole, pixels: NDArray[np.uint8], rules: NmsSettings) -> Detections:
+        found = file.sound(pixels, rules)
         return Detections(*change(found.boxes_xyxy, found.scores, found.classes))
 
     return changed
 
 
-def dropped_padding(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
+def dropped_padding(file: Whole, pixels: NDArray[np.uint8], rules: NmsSettings) -> Detections:
     """Stretched to multiples of the stride, where it should be padded."""
-    height, width = image_hw(picture)
+    height, width = image_hw(pixels)
     loaded = resized_sizes(np.array((height, width)), IMGSZ)
     new_h, new_w = (-(-loaded // 32) * 32).tolist()
-    image = resized(picture, (new_h, new_w), area=True)
+    image = resized(pixels, (new_h, new_w), area=True)
     rows = file.network(torch.from_numpy(image[None]).permute(0, 3, 1, 2).float() / 255)
     own = nms_settings(file.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
     (found,) = non_max_suppression(rows, own)
@@ -185,9 +185,9 @@ def dropped_padding(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings)
     return Detections(found.boxes_xyxy * scale, found.scores, found.classes)
 
 
-def rows_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
+def rows_that_are_no_numbers(file: Whole, pixels: NDArray[np.uint8], rules: NmsSettings) -> Detections:
     """Beside all that is found, where there is room."""
-    found = file.sound(picture, rules)
+    found = file.sound(pixels, rules)
     if len(found) + 2 > rules.max_det:
         return found
     boxes, scores, classes = (torch.cat((part, part[:2])) for part in (found.boxes_xyxy, found.scores, found.classes))
@@ -196,10 +196,7 @@ def rows_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: Nms
 
 
 DEFECTS: dict[str, tuple[Defect, tuple[Tolerance, ...]]] = {
-    "swapped channels": (
-        lambda file, picture, rules: file.sound(picture[..., ::-1].copy(), rules),
-        (EXACT, HALF, INT8),
-    ),
+    "swapped channels": (lambda file, pixels, rules: file.sound(pixels[..., ::-1].copy(), rules), (EXACT, HALF, INT8)),
     "ignored thresholds": (of_rules(lambda _: NmsSettings(0.05, 0.6, 300)), (EXACT,)),
     "dropped padding": (dropped_padding, (EXACT,)),
     "half a pixel beside": (of_answers(lambda boxes, *rest: (boxes + 0.5, *rest)), (EXACT,)),
@@ -216,13 +213,13 @@ DEFECTS: dict[str, tuple[Defect, tuple[Tolerance, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def judged(network: Network, pictures: Pictures) -> Callable[..., list[OutputDifference]]:
-    reference = detect_rounds(network, pictures, IMGSZ)
+def judged(network: Network, images: Images) -> Callable[..., list[OutputDifference]]:
+    reference = detect_rounds(network, images, IMGSZ)
     assert all(sum(map(len, found)) >= 8 for found in reference.detections), "enough to tell"
 
     def judge(file: Network | ImageDetector, tolerances: Sequence[Tolerance]) -> list[OutputDifference]:
-        found = detect_rounds(file, pictures, IMGSZ, reference.rounds)
-        return [rounds_difference(reference, found, pictures, IMGSZ, allowed, network) for allowed in tolerances]
+        found = detect_rounds(file, images, IMGSZ, reference.rounds)
+        return [rounds_difference(reference, found, images, IMGSZ, allowed, network) for allowed in tolerances]
 
     return judge
 

@@ -31,7 +31,7 @@ from tessera.utils.files import sha256
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.opencv import cv2
 from tests.deploy.exporting.conftest import open_session
-from tests.deploy.exporting.made import FREE, NAMES, checkpoint, differing, picture, pipeline, thresholds, unmatched
+from tests.deploy.exporting.made import FREE, NAMES, checkpoint, differing, made_image, pipeline, thresholds, unmatched
 
 IMGSZ, IOU = 96, 0.45
 CONF = 0.375  # of the checkpoint
@@ -86,11 +86,11 @@ SIZES = st.one_of(
 def test_detections_equal_the_pipelines(
     session: Any, model: DetectionModel, size_hw: tuple[int, int], gray: bool, conf: float
 ) -> None:
-    assert_equal(session, model, picture(*size_hw, sum(size_hw), gray=gray), conf)
+    assert_equal(session, model, made_image(*size_hw, sum(size_hw), gray=gray), conf)
 
 
 def test_thresholds_are_inputs_that_no_runtime_can_pass_over(session: Any, model: DetectionModel) -> None:
-    image = picture(120, 90)
+    image = made_image(120, 90)
     assert [value.name for value in session.get_inputs()] == ["image", "conf", "iou", "max_det"]
     assert session.get_overridable_initializers() == [], "onnxruntime-node, OpenVINO and OpenCV never replace one"
     assert assert_equal(session, model, image, 0.05) > 20
@@ -126,7 +126,7 @@ def test_it_says_what_it_is(made_onnx: Path, made_pt: Path) -> None:
 
 def test_the_lines_in_the_file_run_and_the_runtime_has_no_remark(made_onnx: Path, session: Any, tmp_path: Path) -> None:
     (tmp_path / "best.onnx").write_bytes(made_onnx.read_bytes())
-    Image.fromarray(picture(120, 90)).save(tmp_path / "photo.jpg")
+    Image.fromarray(made_image(120, 90)).save(tmp_path / "photo.jpg")
     code = onnx.load(str(made_onnx)).doc_string + "for row in boxes:\n    print(row)\n"
     command = [sys.executable, "-I", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
@@ -136,7 +136,7 @@ def test_the_lines_in_the_file_run_and_the_runtime_has_no_remark(made_onnx: Path
 
 
 def test_a_file_of_an_earlier_export_whose_thresholds_have_defaults_still_runs(made_onnx: Path, tmp_path: Path) -> None:
-    content, image = onnx.load(str(made_onnx)), picture(120, 90)
+    content, image = onnx.load(str(made_onnx)), made_image(120, 90)
     for name, value in thresholds(CONF).items():
         content.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     onnx.save(content, tmp_path / "best.onnx")
@@ -172,7 +172,7 @@ def test_a_batch_of_images(made_pt: Path, session: Any) -> None:
     (path,) = export.run(weights=str(made_pt), imgsz=IMGSZ, batched=True, device="cpu")
     assert path.name == "best-batched.onnx"
     batched = open_session(path)
-    images = np.stack([picture(150, 110, seed) for seed in range(3)])
+    images = np.stack([made_image(150, 110, seed) for seed in range(3)])
     boxes, scores, classes, counts = batched.run(None, {"images": images, **thresholds(0.1)})
     assert counts.max() == boxes.shape[1] > 0
     for number, image in enumerate(images):
@@ -195,7 +195,7 @@ def test_the_anchor_free_head(tmp_path: Path, end2end: bool) -> None:
     assert ("NonMaxSuppression" in kinds) != end2end
     for size_hw in ((96, 96), (768, 288), (20, 50)):
         iou = 1.0 if end2end else IOU
-        assert assert_equal(open_session(exported), model, picture(*size_hw), 0.05, iou=iou) > 3
+        assert assert_equal(open_session(exported), model, made_image(*size_hw), 0.05, iou=iou) > 3
 
 
 @pytest.mark.slow
@@ -204,8 +204,8 @@ def test_half_is_half_where_it_may_be(made_pt: Path, made_onnx: Path, model: Det
     path = tmp_path / "best-half.onnx"
     write_onnx(ExportJob.read(ExportConfig(weights=str(made_pt), imgsz=IMGSZ, half=True)), path)
     assert precision_of(path).startswith("float16") and path.stat().st_size < made_onnx.stat().st_size
-    expected = pipeline(model, picture(96, 96), IMGSZ, NmsSettings(0.2, IOU))
-    found = detections(open_session(path), picture(96, 96), conf=0.2)
+    expected = pipeline(model, made_image(96, 96), IMGSZ, NmsSettings(0.2, IOU))
+    found = detections(open_session(path), made_image(96, 96), conf=0.2)
     # Ten bits of a feature: a hundredth of a score, a part of a pixel.
     assert len(unmatched(expected, found, px=2, score=0.02)) <= len(expected.scores) // 5
 

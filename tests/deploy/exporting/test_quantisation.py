@@ -37,7 +37,7 @@ from tests.deploy.exporting.made import (
     dataset,
     differing,
     lively,
-    picture,
+    made_image,
     thresholds,
 )
 
@@ -73,7 +73,7 @@ def test_openvino_computes_the_operator_of_onnx_runtime(made_pt: Path, made_onnx
     onnx, openvino = import_extra("onnx", "export", "a test"), pytest.importorskip("openvino")
     model = onnx.load(made_onnx)
     fuse_silu(model, ExportJob.read(ExportConfig(weights=str(made_pt))).convolution_weights)
-    given = {"image": picture(96, 72), **thresholds(0.375)}
+    given = {"image": made_image(96, 72), **thresholds(0.375)}
     boxes, scores, classes = map(torch.from_numpy, open_session(model.SerializeToString()).run(None, given))
     network = openvino.Core().read_model(model.SerializeToString())
     answers = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(given)
@@ -85,7 +85,7 @@ def test_a_layer_whose_channels_share_a_wide_range_is_sensitive() -> None:
     """One channel of layer 1 is shifted far beyond the others, and what its readers take of it is nothing."""
     torch.manual_seed(0)
     model = lively(DetectionModel(ANCHORED, names=NAMES)).eval()
-    images = [torch.from_numpy(picture(64, 64, seed))[None].permute(0, 3, 1, 2) / 255 for seed in (1, 2)]
+    images = [torch.from_numpy(made_image(64, 64, seed))[None].permute(0, 3, 1, 2) / 255 for seed in (1, 2)]
     before = layer_effects(model, images)
     assert set(before) == {0, 1, 2, 3, 4} and all(0 < effect < 1 for effect in before.values())
     with torch.no_grad():

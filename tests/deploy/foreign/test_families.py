@@ -201,7 +201,7 @@ def test_other_classes_reinitialise_the_last_class_convolutions_alone(
 
 def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Weights) -> None:
     """Its own path: BGR in 0 … 255, the four phases of 2×2 pixels end to end, the weights as they are in the file."""
-    image = families.picture().permute(2, 0, 1)[None].float()
+    image = families.image().permute(2, 0, 1)[None].float()
     bgr = image.flip(1)
     phases = [bgr[..., row::2, column::2] for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
     original = small_yolox(shared)["backbone.backbone.stem.conv.conv.weight"]

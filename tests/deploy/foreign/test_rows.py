@@ -31,7 +31,7 @@ each_family = pytest.mark.parametrize("reference", families.FILES)
 @pytest.fixture
 def image() -> Tensor:
     """The image as the model gets it, float32 (1, 3, 160, 224)."""
-    return families.picture().permute(2, 0, 1)[None].float() / 255
+    return families.image().permute(2, 0, 1)[None].float() / 255
 
 
 def opened(path: Path) -> DetectionModel:
@@ -107,6 +107,6 @@ def test_rows_of_the_exported_onnx(
 
 def assert_pipeline(backend: Network, expected: Tensor) -> None:
     """Compare the rows of the image in a pipeline, before NMS."""
-    picture = families.picture().numpy()
-    canvas, _ = letterbox_image(picture, max(families.SIZE_HW), backend.stride, backend.size_hw)
+    pixels = families.image().numpy()
+    canvas, _ = letterbox_image(pixels, max(families.SIZE_HW), backend.stride, backend.size_hw)
     assert_rows(backend(network_input(canvas, backend.accelerator.device)), expected)

@@ -29,7 +29,7 @@ from tessera.utils.evaluation.network import open_model
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.thresholds import detection_threshold
-from tests.deploy.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
+from tests.deploy.exporting.made import ANCHORED, FREE, NAMES, checkpoint, made_image
 
 SIZES = ((90, 120), (33, 140), (128, 40), (1, 1), (300, 200), (7, 400))
 
@@ -48,7 +48,7 @@ def detector(weights: Path) -> Detector:
 def files(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{number}.png" for number in range(len(SIZES))]
     for number, (path, size_hw) in enumerate(zip(paths, SIZES, strict=True)):
-        Image.fromarray(picture(*size_hw, seed=number)).save(path)
+        Image.fromarray(made_image(*size_hw, seed=number)).save(path)
     return paths
 
 
@@ -76,7 +76,7 @@ def test_results_are_typed_and_sorted_and_inside(detector: Detector, files: list
 
 
 def test_every_kind_of_image_gives_the_same(detector: Detector, files: list[Path]) -> None:
-    path, pixels = files[0], picture(*SIZES[0], seed=0)
+    path, pixels = files[0], made_image(*SIZES[0], seed=0)
     (expected,) = detector(path)
     kinds: list[Any] = [
         pixels,
@@ -103,7 +103,7 @@ def test_a_generator_is_read_image_by_image(detector: Detector, files: list[Path
     def camera() -> Iterator[Any]:
         for number in count():
             asked.append(number)
-            yield picture(32, 32, number)
+            yield made_image(32, 32, number)
 
     found = detector(camera())
     assert [next(found).source for _ in range(3)] == ["image 0", "image 1", "image 2"] and len(asked) == 3
@@ -114,10 +114,10 @@ def test_a_generator_is_read_image_by_image(detector: Detector, files: list[Path
 @pytest.mark.parametrize("described", [ANCHORED, FREE], ids=["anchored", "free"])
 def test_eight_threads_detect_what_one_detects(tmp_path: Path, described: Any) -> None:
     detector = Detector(checkpoint(tmp_path / "w.pt", described), conf_thres=0.1, device="cpu")
-    pictures = [picture(*SIZES[seed % len(SIZES)], seed=seed) for seed in range(24)]
-    serial = [result for (result,) in map(detector, pictures)]
+    images = [made_image(*SIZES[seed % len(SIZES)], seed=seed) for seed in range(24)]
+    serial = [result for (result,) in map(detector, images)]
     with ThreadPoolExecutor(8) as pool:
-        parallel = list(pool.map(lambda pixels: next(detector(pixels)), pictures))
+        parallel = list(pool.map(lambda pixels: next(detector(pixels)), images))
     assert sum(map(len, serial)) > 50
     for one, other in zip(serial, parallel, strict=True):
         assert_equal(one, other)
@@ -169,7 +169,7 @@ def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: py
 
 
 def test_results_can_be_drawn_cut_out_and_written_down(detector: Detector, files: list[Path]) -> None:
-    pixels = picture(*SIZES[4], seed=4)
+    pixels = made_image(*SIZES[4], seed=4)
     (result,) = detector(files[4])
     drawn = result.draw()  # the file is read once more
     assert drawn.shape == pixels.shape and (drawn != pixels).any()
@@ -191,21 +191,21 @@ def test_results_can_be_drawn_cut_out_and_written_down(detector: Detector, files
 
 
 def test_images_in_memory_are_stored_on_request(detector: Detector) -> None:
-    pixels = picture(60, 80)
+    pixels = made_image(60, 80)
     (result,) = detector(pixels)
     with pytest.raises(UserError, match=r"image 0: the image was not stored.*keep_images=True"):
         result.draw()
     (kept,) = detector(pixels, keep_images=True)
     np.testing.assert_array_equal(kept.draw(), result.draw(pixels))
     with pytest.raises(UserError, match="found an image of 50 x 40 pixels, expected 80 x 60"):
-        result.crops(picture(40, 50))
+        result.crops(made_image(40, 50))
 
 
 def test_the_rule_for_more_than_8_bits_is_in_the_weights(weights: Path, tmp_path: Path) -> None:
     state = torch.load(weights, weights_only=True)
     save_checkpoint(tmp_path / "ruled.pt", {**state, "pixels": {"range": [0, 4095]}})
     torch.save({key: value for key, value in state.items() if key != "pixels"}, tmp_path / "older.pt")
-    pixels = picture(90, 120)
+    pixels = made_image(90, 120)
     deep = np.rint(pixels * (4095 / 255)).astype(np.uint16)
     (expected,) = Detector(weights, device="cpu")(pixels)
     ruled, older = (Detector(tmp_path / name, device="cpu") for name in ("ruled.pt", "older.pt"))
@@ -235,7 +235,7 @@ def test_unreadable_images(detector: Detector, files: list[Path], caplog: pytest
 def test_results_store_no_image(detector: Detector) -> None:
     results = []
     for seed in range(3):
-        pixels = picture(40, 60, seed)
+        pixels = made_image(40, 60, seed)
         alive = weakref.ref(pixels)
         results += detector(pixels)
         del pixels
@@ -270,7 +270,7 @@ def test_wrong_options(weights: Path, options: dict[str, Any], message: str) -> 
 
 def test_images_that_break_off_are_reported(weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     detector = Detector(weights, device="cpu")
-    encoded = cv2.imencode(".jpg", picture(200, 300))[1].tobytes()
+    encoded = cv2.imencode(".jpg", made_image(200, 300))[1].tobytes()
     (tmp_path / "cut.jpg").write_bytes(encoded[: len(encoded) // 2])
     for given, name in ((tmp_path / "cut.jpg",) * 2, ([encoded[: len(encoded) // 2]], "image 0")):
         caplog.clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +16,6 @@ from tessera.deploy.inference.drawing import (
     class_colour,
     class_text,
     drawable,
-    font_runs,
     grid,
     text_colour,
 )
@@ -44,11 +41,11 @@ def luminance(colour: tuple[int, int, int]) -> float:
 
 
 def test_a_box_is_drawn_in_its_class_colour_where_it_lies() -> None:
-    picture = grid(grey(1, 640, 640), [marks([[100, 200, 300, 400]], [1])], NAMES, [])
-    assert picture.shape == (640, 640, 3)
+    image = grid(grey(1, 640, 640), [marks([[100, 200, 300, 400]], [1])], NAMES, [])
+    assert image.shape == (640, 640, 3)
     for x, y in ((100, 300), (300, 300), (200, 200), (200, 400)):
-        assert tuple(picture[y, x]) == class_colour(1)
-    assert tuple(picture[300, 200]) == (128, 128, 128)
+        assert tuple(image[y, x]) == class_colour(1)
+    assert tuple(image[300, 200]) == (128, 128, 128)
 
 
 def test_an_ignored_region_is_white_in_black_and_has_no_label() -> None:
@@ -61,38 +58,38 @@ def test_an_ignored_region_is_white_in_black_and_has_no_label() -> None:
 def test_boxes_shrink_with_their_image_in_a_grid() -> None:
     annotations = [marks([], []) for _ in range(16)]
     annotations[6] = marks([[0, 320, 320, 639]], [0])  # second row, third column of 4 x 4
-    picture = grid(grey(16, 640, 640), annotations, NAMES, [])
-    assert picture.shape == (1920, 1920, 3)
+    image = grid(grey(16, 640, 640), annotations, NAMES, [])
+    assert image.shape == (1920, 1920, 3)
     left, top = 2 * 480, 480
-    assert tuple(picture[top + 350, left + 240]) == class_colour(0)
-    coloured = np.argwhere((picture == class_colour(0)).all(-1))
+    assert tuple(image[top + 350, left + 240]) == class_colour(0)
+    coloured = np.argwhere((image == class_colour(0)).all(-1))
     assert (coloured.min(0) >= (top, left)).all() and (coloured.max(0) < (top + 480, left + 480)).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 20), height=st.integers(1, 700), width=st.integers(1, 700))
 def test_any_batch_fits_the_grid(count: int, height: int, width: int) -> None:
-    picture = grid(grey(count, height, width), [marks([], [])] * min(count, 16), NAMES, [])
-    assert max(picture.shape[:2]) <= MAX_SIDE
-    assert min(picture.shape[:2]) >= 1
+    image = grid(grey(count, height, width), [marks([], [])] * min(count, 16), NAMES, [])
+    assert max(image.shape[:2]) <= MAX_SIDE
+    assert min(image.shape[:2]) >= 1
 
 
 def test_images_of_several_sizes_share_a_scale_and_lie_in_the_middle_of_their_places() -> None:
     images = [*grey(2, 480, 640), *grey(1, 640, 320)]
     annotations = [marks([], []), marks([], []), marks([[-50, 100, 700, 300]], [1])]
-    picture = grid(images, annotations, NAMES, [])
-    assert picture.shape == (1280, 1280, 3)
-    lies = np.argwhere((picture[640:, :640] != 255).any(-1))
+    image = grid(images, annotations, NAMES, [])
+    assert image.shape == (1280, 1280, 3)
+    lies = np.argwhere((image[640:, :640] != 255).any(-1))
     assert lies.min(0).tolist() == [0, 160] and lies.max(0).tolist() == [638, 478]  # a white seam ends each image
-    green = np.argwhere((picture == class_colour(1)).all(-1))
+    green = np.argwhere((image == class_colour(1)).all(-1))
     assert green.min(0)[1] >= 160 and green.max(0)[1] < 480  # cut at the border of its own image
 
 
 def test_an_image_on_which_nothing_was_found_says_so() -> None:
     plain = grid(grey(1, 320, 320), [marks([], [])], NAMES, [])  # labels alone have no confidence
     for mark, says in ((marks([[10, 10, 50, 50]], [1], [0.9]), False), (marks([], [], []), True)):
-        picture = grid(grey(1, 320, 320), [mark], NAMES, [])
-        assert np.array_equal(picture[140:180, 80:240], plain[140:180, 80:240]) is not says
+        image = grid(grey(1, 320, 320), [mark], NAMES, [])
+        assert np.array_equal(image[140:180, 80:240], plain[140:180, 80:240]) is not says
 
 
 def test_small_images_are_enlarged_until_labels_are_legible() -> None:
@@ -123,8 +120,8 @@ def test_labels_lie_in_the_image_and_on_no_other(
 
 def test_what_cannot_be_drawn_well_is_still_drawn_without_an_error() -> None:
     boxes = [[-50, -50, 700, 700], [10, 10, 10, 10], [630, 630, 640, 640], [700, 700, 800, 800], [0, 0, 5, 5]]
-    picture = grid(grey(1, 640, 640), [marks(boxes, [3, 2, 1, 0, 99])], NAMES, ["ü" * 300])
-    assert (picture != 128).any()
+    image = grid(grey(1, 640, 640), [marks(boxes, [3, 2, 1, 0, 99])], NAMES, ["ü" * 300])
+    assert (image != 128).any()
 
 
 def test_text_is_readable_on_every_class_colour() -> None:
@@ -139,12 +136,6 @@ def test_text_is_one_line_of_characters_that_a_font_has() -> None:
     assert drawable("Größe 5 €") == "Größe 5 €"
     assert drawable("x" * 50, 10) == "x" * 9 + "…"
     assert drawable("\U0010fffd") == "?"
-
-
-def test_each_part_of_a_text_has_a_font_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    fonts = (Path("latin.ttf"), frozenset(map(ord, "cat 0.87"))), (Path("thai.ttf"), frozenset(map(ord, "แมว ")))
-    monkeypatch.setattr(drawing, "_fonts", lambda: fonts)
-    assert font_runs("แมว 0.87") == [(Path("thai.ttf"), "แมว"), (Path("latin.ttf"), " 0.87")]
 
 
 def test_a_class_whose_characters_no_font_has_is_shown_by_its_number(caplog: pytest.LogCaptureFixture) -> None:

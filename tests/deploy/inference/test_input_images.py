@@ -16,10 +16,10 @@ from PIL import Image
 from tessera.deploy.inference.input_images import DarkImageWarning, to_pixels
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.errors import ConfigError, UserError
-from tests.deploy.exporting.made import picture
+from tests.deploy.exporting.made import made_image
 
 SIZE_HW = (37, 52)
-PICTURE = picture(*SIZE_HW, seed=3)
+IMAGE = made_image(*SIZE_HW, seed=3)
 TWELVE_BITS = PixelRule("range", 0, 4095)
 
 
@@ -33,19 +33,19 @@ def reversed_channels(array: np.ndarray) -> np.ndarray:
     return np.concatenate((array[..., 2::-1], array[..., 3:]), 2)
 
 
-ALPHA = np.concatenate((PICTURE, np.full((*SIZE_HW, 1), 40, np.uint8)), 2)
+ALPHA = np.concatenate((IMAGE, np.full((*SIZE_HW, 1), 40, np.uint8)), 2)
 DOORS: dict[str, Callable[[], np.ndarray]] = {
-    "bytes": lambda: to_pixels(png(Image.fromarray(PICTURE))),
-    "pil from a file": lambda: to_pixels(Image.open(io.BytesIO(png(Image.fromarray(PICTURE))))),
+    "bytes": lambda: to_pixels(png(Image.fromarray(IMAGE))),
+    "pil from a file": lambda: to_pixels(Image.open(io.BytesIO(png(Image.fromarray(IMAGE))))),
     "pil with alpha": lambda: to_pixels(Image.fromarray(ALPHA)),
     "bytes with alpha": lambda: to_pixels(png(Image.fromarray(ALPHA))),
     "rgba": lambda: to_pixels(ALPHA),
     "bgra": lambda: to_pixels(reversed_channels(ALPHA), color="bgr"),
-    "a view": lambda: to_pixels(np.repeat(PICTURE, 2, 1)[:, ::2]),
-    "uint16": lambda: to_pixels(PICTURE.astype(np.uint16) * 257),
-    "float64": lambda: to_pixels(PICTURE / 255),
+    "a view": lambda: to_pixels(np.repeat(IMAGE, 2, 1)[:, ::2]),
+    "uint16": lambda: to_pixels(IMAGE.astype(np.uint16) * 257),
+    "float64": lambda: to_pixels(IMAGE / 255),
     "tensor with alpha": lambda: to_pixels(torch.from_numpy(ALPHA).permute(2, 0, 1)),
-    "tensor of floats": lambda: to_pixels(torch.from_numpy(PICTURE / 255).permute(2, 0, 1).requires_grad_()),
+    "tensor of floats": lambda: to_pixels(torch.from_numpy(IMAGE / 255).permute(2, 0, 1).requires_grad_()),
 }
 
 
@@ -53,15 +53,15 @@ DOORS: dict[str, Callable[[], np.ndarray]] = {
 def test_one_image_in_every_form(door: str) -> None:
     found = DOORS[door]()
     assert found.dtype == np.uint8 and found.flags.c_contiguous
-    np.testing.assert_array_equal(found, PICTURE)
+    np.testing.assert_array_equal(found, IMAGE)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".jpg", ".webp", ".tif"])
 def test_files_bytes_and_pil_are_equal(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"bild größe{suffix}"
-    path.write_bytes(cv2.imencode(suffix, PICTURE[..., ::-1])[1].tobytes())
+    path.write_bytes(cv2.imencode(suffix, IMAGE[..., ::-1])[1].tobytes())
     pixels = to_pixels(path)
-    assert np.abs(pixels.astype(int) - PICTURE).mean() < 10
+    assert np.abs(pixels.astype(int) - IMAGE).mean() < 10
     np.testing.assert_array_equal(to_pixels(str(path)), pixels)
     np.testing.assert_array_equal(to_pixels(path.read_bytes()), pixels)
     if suffix in (".png", ".bmp", ".tif"):  # where decoders have no choice
@@ -70,7 +70,7 @@ def test_files_bytes_and_pil_are_equal(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, None])
 def test_grey_becomes_three_equal_channels(channels: int | None) -> None:
-    grey = PICTURE[..., 0]
+    grey = IMAGE[..., 0]
     array = grey if channels is None else np.stack([grey, np.zeros_like(grey)][:channels], 2)
     expected = np.repeat(grey[..., None], 3, 2)
     np.testing.assert_array_equal(to_pixels(array), expected)
@@ -80,12 +80,12 @@ def test_grey_becomes_three_equal_channels(channels: int | None) -> None:
 
 
 def test_palette_and_black_and_white() -> None:
-    palette = Image.fromarray(PICTURE).quantize(16)
+    palette = Image.fromarray(IMAGE).quantize(16)
     palette.info["transparency"] = bytes([0, 128] + [255] * 14)
     expected = np.asarray(palette.convert("RGBA"))[..., :3]
     np.testing.assert_array_equal(to_pixels(palette), expected)
     np.testing.assert_array_equal(to_pixels(png(palette)), expected)
-    bits = Image.fromarray(PICTURE[..., 0] > 100)
+    bits = Image.fromarray(IMAGE[..., 0] > 100)
     assert bits.mode == "1"
     np.testing.assert_array_equal(to_pixels(bits), to_pixels(png(bits)))
     assert set(np.unique(to_pixels(bits))) == {0, 255}
@@ -94,17 +94,17 @@ def test_palette_and_black_and_white() -> None:
 def test_cmyk() -> None:
     """Pillow and OpenCV decode the inks alike but for a level or two; the conversion is one."""
     file = io.BytesIO()
-    Image.fromarray(PICTURE).convert("CMYK").save(file, "JPEG", quality=95)
+    Image.fromarray(IMAGE).convert("CMYK").save(file, "JPEG", quality=95)
     by_file, by_pil = (to_pixels(file.getvalue()).astype(int), to_pixels(Image.open(file)).astype(int))
     assert np.abs(by_file - by_pil).max() <= 4
-    assert np.abs(by_file - PICTURE).mean() < 12
+    assert np.abs(by_file - IMAGE).mean() < 12
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(orientation: int) -> None:
     file, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(PICTURE).save(file, "JPEG", quality=95, exif=exif)
+    Image.fromarray(IMAGE).save(file, "JPEG", quality=95, exif=exif)
     by_file, by_pil = to_pixels(file.getvalue()), to_pixels(Image.open(file))
     assert by_file.shape[:2] == (SIZE_HW if orientation < 5 else SIZE_HW[::-1])
     assert np.abs(by_file.astype(int) - by_pil).max() <= 4
@@ -112,7 +112,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
 
 @pytest.mark.parametrize("rule", [None, TWELVE_BITS], ids=str)
 def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
-    levels = PICTURE.astype(np.uint16) * 16
+    levels = IMAGE.astype(np.uint16) * 16
     expected = to_uint8(levels, rule)
     np.testing.assert_array_equal(to_pixels(levels, pixels=rule), expected)
     encoded = cv2.imencode(".png", levels[..., ::-1])[1].tobytes()
@@ -142,16 +142,16 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (torch.ones(3, 40, 50, dtype=torch.complex64), "image of complex64"),
         (np.zeros((40, 50, 5), np.uint8), r"shape \(40, 50, 5\)"),
         (np.zeros((40, 50, 3), np.int64), r"image of int64, expected uint8, uint16"),
-        (PICTURE.astype(np.float32), r"image of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
-        (torch.from_numpy(PICTURE).permute(2, 0, 1).half(), "image of float16 up to 2.*or give it as uint8"),
+        (IMAGE.astype(np.float32), r"image of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
+        (torch.from_numpy(IMAGE).permute(2, 0, 1).half(), "image of float16 up to 2.*or give it as uint8"),
         (torch.zeros(40, 50, 3), r"shape \(40, 50, 3\), expected \(height, width\) or \(1 to 4, height, width\)"),
-        (b"no picture", r"10 bytes: found 10 bytes that do not decode"),
+        (b"no image", r"8 bytes: found 8 bytes that do not decode"),
         (b"", "that do not decode"),
         (Path("nowhere.jpg"), r"nowhere\.jpg: cannot read the image \(No such file"),
         (7.5, "found a float, expected an image"),
         (io.StringIO("text"), r'StringIO whose read\(\) returns str, expected bytes\. Open the file with mode "rb"'),
         (io.BytesIO(), r"found a BytesIO without further bytes, expected an image\. Go back with seek\(0\)"),
-        (Image.open(io.BytesIO(png(Image.fromarray(PICTURE))[:700])), "cannot be read"),  # its file breaks off
+        (Image.open(io.BytesIO(png(Image.fromarray(IMAGE))[:700])), "cannot be read"),  # its file breaks off
     ],
 )
 def test_invalid_images(given: Any, message: str) -> None:
@@ -163,22 +163,22 @@ def test_colour_order_is_of_arrays_alone() -> None:
     with pytest.raises(ConfigError, match="found bgr with a"):
         to_pixels(Path("a.png"), color="bgr")
     with pytest.raises(ConfigError, match="found 'grb', expected rgb or bgr"):
-        to_pixels(PICTURE, color="grb")  # type: ignore[arg-type]
+        to_pixels(IMAGE, color="grb")  # type: ignore[arg-type]
 
 
 def test_the_first_dark_image_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    levels = PICTURE.astype(np.uint16) * 16
+    levels = IMAGE.astype(np.uint16) * 16
     cv2.imwrite(str(tmp_path / "dark.png"), levels)
-    bright = PICTURE.astype(np.uint16) * 257
+    bright = IMAGE.astype(np.uint16) * 257
     note = DarkImageWarning()
-    for picture_, rule in ((PICTURE // 4, None), (bright, None), (np.zeros_like(bright), None), (levels, TWELVE_BITS)):
-        to_pixels(picture_, pixels=rule, note=note)
+    for image_, rule in ((IMAGE // 4, None), (bright, None), (np.zeros_like(bright), None), (levels, TWELVE_BITS)):
+        to_pixels(image_, pixels=rule, note=note)
     assert caplog.text == ""
     for _ in range(2):
         to_pixels(tmp_path / "dark.png", note=note)
     (record,) = caplog.records
     assert f"{tmp_path / 'dark.png'}: dark, as" in record.getMessage() and "`pixels:`" in record.getMessage()
-    for dark in (levels, (tmp_path / "dark.png").read_bytes(), Image.fromarray(levels[..., 0]), PICTURE / 1000):
+    for dark in (levels, (tmp_path / "dark.png").read_bytes(), Image.fromarray(levels[..., 0]), IMAGE / 1000):
         caplog.clear()
         to_pixels(dark, note=DarkImageWarning())
         assert ": dark, as" in caplog.text

@@ -39,10 +39,10 @@ from tessera.deploy.inference.sources.frames import Frame, Media, SourceEvent
 from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import UserError
 from tessera.utils.files import sha256
-from tests.deploy.exporting.made import picture
+from tests.deploy.exporting.made import made_image
 from tests.deploy.inference.sources.made_sources import barcode, events, frames, items, number_of
 
-FRAME = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
+FRAME = Frame(made_image(40, 40), "a.jpg", name=PurePath("a.jpg"))
 PLACE = PurePath("a")
 LINES: dict[str, Callable[[Path], Output]] = {"csv": CsvFile, "json": lambda path: JsonLines(path, {})}
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
@@ -85,10 +85,10 @@ def test_of_two_videos_the_other_one_is_finished(tmp_path: Path) -> None:
     assert len(frames(items(tmp_path / "grey.mp4"))) == 30
 
 
-@pytest.mark.parametrize("kind", ["pictures", "labels", "crops"])
+@pytest.mark.parametrize("kind", ["images", "labels", "crops"])
 def test_a_file_that_does_not_fit_is_not_there(tmp_path: Path, kind: str) -> None:
     images = AnnotatedFiles(tmp_path, Style(), 1, print)
-    output = {"pictures": images, "labels": LabelFiles(tmp_path, True), "crops": CropFiles(tmp_path, ["car"])}[kind]
+    output = {"images": images, "labels": LabelFiles(tmp_path, True), "crops": CropFiles(tmp_path, ["car"])}[kind]
     with pytest.raises(UserError, match=r"a.*: cannot be written .*Free space"), files_of_at_most(10):
         output.add(result_of(FRAME), FRAME, PLACE)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -116,7 +116,7 @@ def test_links_and_pipes_in_the_folder_are_replaced(tmp_path: Path) -> None:
     for name in ("p.csv", "p.jsonl"):
         os.mkfifo(out / name)
     images = AnnotatedFiles(out, Style(), 1, print)
-    frame = Frame(picture(40, 40), "-", name=PurePath("a.jpg"))
+    frame = Frame(made_image(40, 40), "-", name=PurePath("a.jpg"))
     for output in (images, LabelFiles(out, True), CsvFile(out / "p.csv"), JsonLines(out / "p.jsonl", {})):
         output.add(result_of(frame), frame, PLACE)
         output.close()
@@ -161,7 +161,7 @@ def test_json_lines_are_strict(tmp_path: Path) -> None:
         raise AssertionError(name)
 
     lines = JsonLines(tmp_path / "a.jsonl", {"conf": float("nan"), "class_confs": [0.5, float("inf")]})
-    frame = Frame(picture(40, 40), "\udcff.jpg", name=PurePath("a.jpg"), time_s=float("-inf"))
+    frame = Frame(made_image(40, 40), "\udcff.jpg", name=PurePath("a.jpg"), time_s=float("-inf"))
     lines.add(result_of(frame, score=float("nan")), frame, PLACE)
     lines.close()
     header, row = (json.loads(line, parse_constant=refuse) for line in (tmp_path / "a.jsonl").read_text().splitlines())
@@ -172,7 +172,7 @@ def test_json_lines_are_strict(tmp_path: Path) -> None:
 def test_cells_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
     rows = CsvFile(tmp_path / "a.csv")
     for formula in FORMULAS:
-        frame = Frame(picture(40, 40), f"{formula}.jpg", name=PurePath("a.jpg"))
+        frame = Frame(made_image(40, 40), f"{formula}.jpg", name=PurePath("a.jpg"))
         rows.add(result_of(frame, (formula, "car")), frame, PLACE)
     rows.close()
     with (tmp_path / "a.csv").open(newline="") as file:

@@ -27,7 +27,7 @@ from tessera.deploy.inference.tracking import Tracking
 from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.types import Detections
-from tests.deploy.exporting.made import ANCHORED, checkpoint, picture
+from tests.deploy.exporting.made import ANCHORED, checkpoint, made_image
 from tests.deploy.runtime.made_files import detector_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -187,20 +187,9 @@ def test_weak_detections_continue_tracks_and_begin_none_and_times_may_stand_stil
 
 
 @needs_trackers
-def test_many_tracks_leave_nothing_behind() -> None:
-    tracking = Tracking((0.5, 0.5))
-    for number in range(200):  # an object a tenth of a second in two places, none of them twice
-        corner = 40.0 * (number // 2)
-        last = tracking(made(number, [[corner, 0, corner + 20, 20]], [0]))
-    assert ids(last) == [100]
-    (tracks,) = tracking._groups["camera"].values()
-    assert len(tracks._ids) < 15
-
-
-@needs_trackers
 def test_every_file_has_the_ids(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "best.pt", ANCHORED)
-    write_video(tmp_path / "still.mp4", [picture(96, 128)] * 4)
+    write_video(tmp_path / "still.mp4", [made_image(96, 128)] * 4)
     summary = detect.run(
         weights=str(weights), source=str(tmp_path / "still.mp4"), project=str(tmp_path / "runs"), device="cpu",
         track=True, save_txt=True, save_conf=True, save_csv=True, save_json=True,

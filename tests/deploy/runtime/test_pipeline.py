@@ -51,10 +51,10 @@ def test_no_tile_too_many() -> None:
 
 
 def drawn(size_hw: tuple[int, int], boxes: list[tuple[int, int, int, int]]) -> NDArray[np.uint8]:
-    picture = np.zeros((*size_hw, 3), np.uint8)
+    pixels = np.zeros((*size_hw, 3), np.uint8)
     for left, top, right, bottom in boxes:
-        picture[top:bottom, left:right] = 255
-    return picture
+        pixels[top:bottom, left:right] = 255
+    return pixels
 
 
 Seen = list[NDArray[np.uint8]]
@@ -80,10 +80,10 @@ def white_boxes(seen: Seen | None = None, largest: int = 10_000) -> ImageDetecto
     return detector_of(find)
 
 
-def found_in_tiles(picture: NDArray[np.uint8], tile: int, overlap: float, *, whole: bool = True) -> NDArray[np.float32]:
+def found_in_tiles(pixels: NDArray[np.uint8], tile: int, overlap: float, *, whole: bool = True) -> NDArray[np.float32]:
     """Boxes from top to bottom; `whole`: the whole image shows them too, not its tiles alone."""
     detector = white_boxes() if whole else white_boxes(largest=tile)
-    found, _ = image_detector(detector, 64, tile, overlap)(picture, RULES)
+    found, _ = image_detector(detector, 64, tile, overlap)(pixels, RULES)
     boxes = found.boxes_xyxy.numpy()
     return boxes[np.lexsort(boxes.T[::-1])]
 
@@ -101,18 +101,18 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
             width, height = data.draw(st.integers(LEAST, cell - 6)), data.draw(st.integers(LEAST, cell - 6))
             left, top = column * cell + 3 + (cell - 6 - width) // 2, row * cell + 3 + (cell - 6 - height) // 2
             boxes.append((left, top, left + width, top + height))
-    picture = drawn((rows * cell, columns * cell), boxes)
+    pixels = drawn((rows * cell, columns * cell), boxes)
     tile, overlap = data.draw(st.integers(128, 300)), data.draw(st.floats(0.2, 0.6))
-    found = found_in_tiles(picture, tile, overlap, whole=whole)
+    found = found_in_tiles(pixels, tile, overlap, whole=whole)
     expected = np.array(sorted(boxes), np.float32)
     assert len(found) == len(expected)
     assert np.abs(found - expected).max() <= LEAST, "less of it may be missing"
 
 
 def test_a_small_image_is_not_split_and_boxes_stay_inside() -> None:
-    picture, seen = drawn((300, 400), [(10, 10, 50, 60)]), Seen()
-    found, _ = image_detector(white_boxes(seen), 64, 640)(picture, RULES)
-    assert len(seen) == 1 and seen[0] is picture and len(found) == 1
+    pixels, seen = drawn((300, 400), [(10, 10, 50, 60)]), Seen()
+    found, _ = image_detector(white_boxes(seen), 64, 640)(pixels, RULES)
+    assert len(seen) == 1 and seen[0] is pixels and len(found) == 1
     assert found_in_tiles(drawn((700, 700), [(0, 0, 700, 700)]), 256, 0.25).tolist() == [[0, 0, 700, 700]]
 
 
@@ -151,9 +151,9 @@ def test_nothing_and_limits() -> None:
 
 
 def test_a_detector_takes_tiles() -> None:
-    picture = drawn((640, 1700), [(100, 200, 1600, 400), (630, 10, 660, 40)])
+    pixels = drawn((640, 1700), [(100, 200, 1600, 400), (630, 10, 660, 40)])
     detector = Detector(white_boxes(), conf_thres=0.25, tile=640, overlap=0.2)
-    (result,) = detector(picture)
+    (result,) = detector(pixels)
     assert sorted(result.boxes_xyxy.tolist()) == [[100, 200, 1600, 400], [630, 10, 660, 40]]
     assert result.size_hw == (640, 1700) and result.scores.tolist() == sorted(result.scores.tolist(), reverse=True)
 

@@ -221,26 +221,26 @@ def test_an_onnx_file_reads_nothing_outside_of_its_folder(tmp_path: Path, place:
 
 
 def test_a_file_that_is_trusted_is_used(tmp_path: Path) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    Image.fromarray(picture).save(tmp_path / "picture.png")
+    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(image).save(tmp_path / "image.png")
     data = make_data(tmp_path, train=1, val=1)
     path = write_torchscript(tmp_path / "a.torchscript", {**STRINGS, "size_hw": "[64, 64]"})
-    (result,) = Detector(path, trust_file=True, conf_thres=0.01, device="cpu")(picture)
+    (result,) = Detector(path, trust_file=True, conf_thres=0.01, device="cpu")(image)
     assert result.names == NAMES and 0.4 < result.scores.max() < 0.6  # the mean of a colour
     found = detect.run(
-        weights=str(path), trust_file=True, source=[str(tmp_path / "picture.png")], nosave=True, device="cpu"
+        weights=str(path), trust_file=True, source=[str(tmp_path / "image.png")], nosave=True, device="cpu"
     )
     assert found.images == 1 and found.detections > 0
     with pytest.raises(UserError, match="knows 3 classes"):  # opened and described
         val.run(weights=str(path), trust_file=True, data=str(data), project=str(tmp_path / "val"), device="cpu")
 
 
-PICTURE = np.zeros((64, 64, 3), np.uint8)
+IMAGE = np.zeros((64, 64, 3), np.uint8)
 NAN, DEEP = float("nan"), "[" * 100_000
 
 
 def found(path: Path) -> Any:
-    (result,) = Detector(path, conf_thres=0.1, device="cpu")(PICTURE)
+    (result,) = Detector(path, conf_thres=0.1, device="cpu")(IMAGE)
     return result
 
 
@@ -278,10 +278,10 @@ def test_impossible_outputs_of_a_detector(tmp_path: Path, change: dict[str, Any]
 
 def test_more_boxes_than_were_asked_for(tmp_path: Path) -> None:
     path = write_answer(tmp_path / "best.onnx", {name: value.repeat(20, 0) for name, value in ANSWER.items()})
-    (result,) = Detector(path, device="cpu")(PICTURE)
+    (result,) = Detector(path, device="cpu")(IMAGE)
     assert len(result.scores) == 40
     with pytest.raises(UserError, match="it computes 40 boxes, expected 39 at most"):
-        list(Detector(path, max_det=39, device="cpu")(PICTURE))
+        list(Detector(path, max_det=39, device="cpu")(IMAGE))
 
 
 def test_an_output_that_is_missing_and_a_batch_that_no_network_has(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def matched(criterion: TaskAlignedLoss, predictions: list[Tensor], targets: Tens
     """(image, cell) to target score."""
     assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
     ((_, slots),) = criterion.assign_cells(predictions, assignment)
-    used = slots.targets > 0
+    used = slots.target_scores > 0
     places = [divmod(cell, A) for cell in slots.cells[used].tolist()]
     assert len(set(places)) == len(places), "a cell is used twice"
-    return dict(zip(places, slots.targets[used].tolist(), strict=True))
+    return dict(zip(places, slots.target_scores[used].tolist(), strict=True))

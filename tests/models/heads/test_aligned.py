@@ -44,7 +44,7 @@ def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(made_head: Ca
     targets = torch.cat((torch.zeros(len(corners), 2), corners, corners + 3), 1)
     criterion = loss_of(head)
     ((_, slots),) = criterion.assign_cells(predictions, criterion.assign(targets, 1, SIZE_HW))
-    assert (slots.targets.view(len(targets), -1) > 0).any(1).all()
+    assert (slots.target_scores.view(len(targets), -1) > 0).any(1).all()
 
 
 @each_head

@@ -162,7 +162,7 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
     assignment = criterion.assign(targets, 1, SIZE_HW)
     ((_, slots),) = criterion.assign_cells(predictions, assignment)
     assert slots.cells[:3].tolist() == [0, 1, 2]
-    assert (slots.targets[:3] > 0.99).all() and not slots.targets[3:].any()
+    assert (slots.target_scores[:3] > 0.99).all() and not slots.target_scores[3:].any()
 
 
 def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:

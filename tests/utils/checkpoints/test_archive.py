@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import io
 import os
 import pickle
 import struct
@@ -23,6 +22,7 @@ from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.deploy.foreign.made import STEM, Marking, archive, refusal
 from tests.deploy.foreign.made import bounded as bounded
+from tests.hostile.damages import repacked
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state
 
 
@@ -64,21 +64,14 @@ def test_a_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path, whole: byt
     assert found > 100
 
 
-def repacked(whole: bytes, packed: str = "", method: int = zipfile.ZIP_STORED) -> bytes:
-    """The same archive, the members whose name ends with `packed` compressed."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(file, "w") as target:
-        for name in source.namelist():
-            target.writestr(name, source.read(name), method if name.endswith(packed) else zipfile.ZIP_STORED)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("packed", ["data.pkl", "data/0", "version"])
 def test_compressed_members_are_refused_unread(
     tmp_path: Path, whole: bytes, packed: str, method: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = repacked(whole, packed, method)
+    content = repacked(
+        whole, lambda _, member: member, lambda name: method if name.endswith(packed) else zipfile.ZIP_STORED
+    )
 
     def unpacked(*_: object) -> None:
         raise AssertionError("a member was unpacked")

@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-import tessera
 from tessera.utils.checkpoints.archive import DamagedFile
 from tessera.utils.checkpoints.format import FORMAT, KEYS, check_values, load_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
-from tessera.utils.flags import program
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
 
 
@@ -28,12 +26,6 @@ def test_keys_are_those_of_the_format() -> None:
         "skipped_steps class_maps best_fitness stopper rng metrics thresholds config hyp model_yaml names stride imgsz "
         "anchors pixels dataset_hash version date tessera_version git"
     )
-
-
-def test_a_file_says_which_program_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "git_revision", lambda: "c0ffee")
-    assert program.program_version() == {"tessera_version": tessera.__version__, "git": "c0ffee"}
-    assert full(make_state())["tessera_version"] == tessera.__version__
 
 
 def test_round_trip_is_bit_equal_and_torch_alone_reads_the_file(tmp_path: Path) -> None:

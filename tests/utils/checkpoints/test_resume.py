@@ -152,7 +152,7 @@ def test_the_mean_losses_of_an_epoch_survive_another_batch_size(tmp_path: Path, 
 
 def test_a_run_that_had_stopped_early_has_nothing_left(tmp_path: Path) -> None:
     state = make_state()
-    state.progress.epoch, state.stopper.best_epoch, state.stopper.best_fitness = 4, 0, 0.5
+    state.progress.epoch, state.stopper.best_epoch, state.stopper.best_score = 4, 0, 0.5
     saved = full(state, config=TrainConfig(epochs=9).as_dict())
     for patience, left in ((4, [4, 5, 6, 7, 8]), (3, [])):
         again, config = make_state(seed=1), TrainConfig(epochs=9, patience=patience)
@@ -194,7 +194,7 @@ def test_resuming_is_exact(tmp_path: Path, optimizer: str) -> None:
     train(resumed, 2)
     restore_state(resumed, load_checkpoint(tmp_path / "last.pt"))
     assert resumed.progress.step == 4 and len(resumed.progress.class_maps) == 2
-    assert resumed.ema.updates == 4 and resumed.stopper.best_fitness == 0.04
+    assert resumed.ema.updates == 4 and resumed.stopper.best_score == 0.04
     train(resumed, 5)
     assert_equal(dump_state(straight), dump_state(resumed))
 

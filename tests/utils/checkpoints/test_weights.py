@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.data.source import download
-from tessera.data.source.download import NetworkLimits
+from tessera.deploy.foreign import download
 from tessera.deploy.foreign import published as table
+from tessera.deploy.foreign.download import NetworkLimits
 from tessera.deploy.foreign.published import PUBLISHED
 from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.models.model_yaml import MODELS_DIR

@@ -68,12 +68,6 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     assert choose_hyp(given, Detect, "scratch", images) == ((file,), load_hyp(file))
 
 
-def test_every_recipe_is_a_file_that_is_there() -> None:
-    for head in HEADS.values():
-        for file in head.recipes:
-            load_hyp(file)
-
-
 def test_the_summary_of_a_recipe() -> None:
     assert schedule_summary(*made(LOW, 205)) == (
         "780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
@@ -185,12 +179,6 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
     assert math.prod(ema_decay(n, hyp.ema_fraction) for n in range(before + 1, steps + 1)) < 0.1
-
-
-def test_larger_models_differ_in_their_augmentation_alone() -> None:
-    long, large = load_hyp("hyp.tessera-long.yaml"), load_hyp("hyp.tessera-long-large.yaml")
-    assert large != long
-    assert dataclasses.replace(large, scale=long.scale, mixup=long.mixup) == long
 
 
 @pytest.mark.parametrize(

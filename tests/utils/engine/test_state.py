@@ -98,7 +98,7 @@ def test_stops_when_patience_has_run_out(
     stopper = EarlyStopping(patience)
     stops = [stopper.update(epoch, value) for epoch, value in enumerate(fitness)]
     assert stops == [epoch == stops_after for epoch in range(len(fitness))]
-    assert (stopper.best_epoch, stopper.best_fitness) == (best, fitness[best])
+    assert (stopper.best_epoch, stopper.best_score) == (best, fitness[best])
 
 
 @pytest.mark.parametrize("fitness", [float("nan"), float("inf"), float("-inf")])
@@ -108,7 +108,7 @@ def test_a_fitness_that_is_not_finite_is_no_result(fitness: float) -> None:
     assert not stopper.update(0, fitness) and stopper.best_epoch is None
     resumed = EarlyStopping(2)
     resumed.load_state_dict(stopper.state_dict())
-    assert not resumed.update(1, 0.0) and resumed.best_epoch == 1 and resumed.best_fitness == 0
+    assert not resumed.update(1, 0.0) and resumed.best_epoch == 1 and resumed.best_score == 0
     assert not resumed.update(2, fitness) and resumed.best_epoch == 1
     assert stopper.update(2, fitness) and stopper.best_epoch is None, "patience runs out all the same"
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, resized, scaled_size, smallest_size
+from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, scaled_batch, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
 from tessera.utils.image_size import ImageSize, SizeHw, size_hw_of
 from tessera.utils.ranks.world import World
@@ -131,7 +131,7 @@ def test_images_and_boxes_take_the_size_of_their_batch(imgsz: ImageSize) -> None
     boxes = torch.tensor([[0, 1, 8, 16, 24, 32.0]])
     sizes = set()
     for batch in range(8):
-        images, targets = resized(run, torch.rand(2, 3, *size_hw_of(imgsz)), boxes, 0, batch)
+        images, targets = scaled_batch(run, torch.rand(2, 3, *size_hw_of(imgsz)), boxes, 0, batch)
         width = scaled_size(run.config.seed, 0, batch, run.longer_side, run.stride)
         height = width if imgsz == 64 else max(round(width / 64), 1) * 32  # the nearest to half
         assert images.shape == (2, 3, height, width)

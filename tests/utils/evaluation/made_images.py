@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.analysis.error_counts import Errors, count_errors
-from tessera.utils.evaluation.average_precision import Ranking, rank
+from tessera.utils.evaluation.average_precision import Ranking, ranking_of
 from tessera.utils.evaluation.matching import Matches, Regions, match_image
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index
@@ -95,7 +95,7 @@ def gathered(shares: Sequence[Matches]) -> Matches:
 
 
 def ranked(shares: Sequence[Matches]) -> Ranking:
-    return rank(gathered(shares))
+    return ranking_of(gathered(shares))
 
 
 def index_of(images: list[Image], nc: int) -> DatasetIndex:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,14 +13,7 @@ from tessera.models.layers.blocks import Conv
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.machine.accelerator import (
-    Accelerator,
-    Cuda,
-    Metal,
-    accelerator_of,
-    choose_accelerator,
-    explain_out_of_memory,
-)
+from tessera.utils.machine.accelerator import Accelerator, Cuda, Metal, choose_accelerator, explain_out_of_memory
 from tests.utils.engine.trainer import made_batch
 from tests.utils.machine.stand_in import StandIn
 
@@ -51,12 +43,6 @@ def test_nccl_is_configured_unless_the_user_has_done_it(monkeypatch: pytest.Monk
 )
 def test_cuda_knows_every_kind_of_out_of_memory(error: Exception) -> None:
     assert Cuda().is_out_of_memory(error)
-
-
-def test_cuda_waits_for_an_event_before_it_asks_for_its_time() -> None:
-    start, end = MagicMock(), MagicMock()
-    start.elapsed_time = lambda event: 2000 if event.synchronize.called else None
-    assert Cuda().elapsed_s(start, end) == 2
 
 
 @pytest.mark.parametrize("accelerator", [Accelerator(), Cuda(), Metal()], ids=lambda found: found.kind)
@@ -158,10 +144,6 @@ def test_more_ranks_than_devices_are_refused_by_the_rank_that_has_none(monkeypat
     with pytest.raises(ConfigError, match="local rank 5 has no device: this node has 2 devices") as caught:
         choose_accelerator("", rank(5))
     assert caught.value.reporter == 5
-
-
-def test_the_accelerator_of_a_device() -> None:
-    assert [accelerator_of(torch.device(kind)).kind for kind in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "mps"]
 
 
 def test_the_last_batch_is_free_once_it_was_used() -> None:

@@ -21,10 +21,10 @@ from tessera.utils.errors import UserError
 from tests.raw_server import read_request, serving
 
 
-def read(picture: Path | bytes) -> Pixels:
-    if isinstance(picture, Path):
-        return read_image(picture)
-    image = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR) if picture else None
+def read(source: Path | bytes) -> Pixels:
+    if isinstance(source, Path):
+        return read_image(source)
+    image = cv2.imdecode(np.frombuffer(source, np.uint8), cv2.IMREAD_COLOR) if source else None
     if image is None:
         raise UserError("the bytes do not decode")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

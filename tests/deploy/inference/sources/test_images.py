@@ -164,7 +164,7 @@ def test_a_list_that_is_being_written_is_read_as_it_comes(folder: Path, monkeypa
         (b"\0\0\0\x20ftypisom" + bytes(100), "found a video"),
         (b"\x7fELF" + bytes(100), "neither an image nor a list"),
         (b"x" * 100_000, "neither an image nor a list"),
-        (b"\xff\xd8\xff no picture" + bytes(100), "do not decode"),
+        (b"\xff\xd8\xff no image" + bytes(100), "do not decode"),
     ],
 )  # fmt: skip
 def test_standard_input_that_is_neither(content: bytes, message: str, type_in: Callable[[bytes], None]) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source import download
 from tessera.data.source.decode import read_image
-from tessera.data.source.download import NetworkLimits
-from tessera.deploy.inference.sources import urls
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import NetworkLimits
+from tessera.deploy.inference.sources import sources
 from tessera.deploy.inference.sources.frames import Frame
-from tessera.deploy.inference.sources.urls import read_address
+from tessera.deploy.inference.sources.sources import read_address
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.deploy.inference.sources.made_sources import events, frames, items, mjpeg_server, number_of, write_video
@@ -43,17 +43,17 @@ def answer(body: bytes, what: str = "image/png", *, with_length: bool = True) ->
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_image(tmp_path_factory.mktemp("picture") / "a.png")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_image(tmp_path_factory.mktemp("image") / "a.png")
 
 
 @pytest.mark.parametrize(("what", "with_length"), [("image/png", True), ("text/plain", False)])
-def test_an_image(picture: Path, what: str, with_length: bool) -> None:
-    with raw_server(answer(picture.read_bytes(), what, with_length=with_length)) as server:
-        address = server.url.replace("data.zip", "pictures/a%20b.png?token=1")
+def test_an_image(image: Path, what: str, with_length: bool) -> None:
+    with raw_server(answer(image.read_bytes(), what, with_length=with_length)) as server:
+        address = server.url.replace("data.zip", "images/a%20b.png?token=1")
         (frame,) = items(address)
         assert len(server.requests) == 1
-    assert isinstance(frame, Frame) and np.array_equal(frame.pixels, read_image(picture))
+    assert isinstance(frame, Frame) and np.array_equal(frame.pixels, read_image(image))
     assert frame.source == address and frame.name.name == "a_b.png" and frame.media == "image"
 
 
@@ -86,21 +86,21 @@ def test_a_stream_is_left_to_ffmpeg() -> None:
         ([b"HTTP/1.1 404 Not Found\r\n\r\n"], "404 Not Found"),
         ([b"HTTP/1.1 401 Unauthorized\r\n\r\n"], "401 Unauthorized"),
         (answer(b"", "image/png"), "do not decode"),
-        (answer(b"no picture", "image/png"), "do not decode"),
+        (answer(b"no image", "image/png"), "do not decode"),
         (answer(b"no video" * 99, "video/mp4"), "found 792 bytes that do not decode"),
     ],
 )  # fmt: skip
-def test_invalid_responses(pieces: list[bytes | float], message: str, picture: Path) -> None:
+def test_invalid_responses(pieces: list[bytes | float], message: str, image: Path) -> None:
     with raw_server(pieces) as server:
-        found = items([server.url, picture])
+        found = items([server.url, image])
     assert [isinstance(item, Frame) for item in found] == [False, True], "the rest goes on"
     (event,) = events(found)
     assert event.kind == "unreadable" and message in event.message and event.message.isprintable()
     assert event.source == server.url and server.url in event.message
 
 
-def test_a_truncated_response_is_requested_again(picture: Path) -> None:
-    body = picture.read_bytes()
+def test_a_truncated_response_is_requested_again(image: Path) -> None:
+    body = image.read_bytes()
     with raw_server([OK + b"Content-Length: %d\r\n\r\n" % len(body) + body[:200]]) as server:
         with pytest.raises(UserError, match=r"ended after 200 of .*Check the URL and the network"):
             read_address(f"{server.url}.png")
@@ -113,15 +113,15 @@ def test_a_truncated_response_is_requested_again(picture: Path) -> None:
 def test_a_limit(
     limit: str, suffix: str, what: str, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
 ) -> None:
-    monkeypatch.setattr(urls, limit, 1000)
+    monkeypatch.setattr(sources, limit, 1000)
     body = b"\0\0\0\x18ftyp" + bytes(5000)
     with raw_server(answer(body, what)) as server, pytest.raises(UserError, match="more than the limit of 1,000 bytes"):
         read_address(server.url + suffix)
     assert list(own_temporary_folder.iterdir()) == []
 
 
-def test_an_account_is_sent_but_not_shown_nor_given_to_others(picture: Path) -> None:
-    with raw_server(answer(picture.read_bytes())) as other:
+def test_an_account_is_sent_but_not_shown_nor_given_to_others(image: Path) -> None:
+    with raw_server(answer(image.read_bytes())) as other:
         with raw_server([f"HTTP/1.1 302 Found\r\nLocation: {other.url}\r\n\r\n".encode()]) as server:
             (item,) = items(server.url.replace("://", "://me:se%40cret@"))
             assert base64.b64encode(b"me:se@cret") in server.requests[0]

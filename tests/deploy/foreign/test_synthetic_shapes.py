@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source import synthetic_shapes
-from tessera.data.source.synthetic_shapes import render_image, write_shapes
+from tessera.deploy.foreign import synthetic_shapes
+from tessera.deploy.foreign.synthetic_shapes import render_image, write_shapes
 from tessera.utils.errors import UserError
 
 

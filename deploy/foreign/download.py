@@ -6,7 +6,9 @@ Addresses are http or https; sizes and the time of each read are limited.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,8 +18,7 @@ import tempfile
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
@@ -27,8 +28,9 @@ from urllib.parse import unquote, urlsplit
 from tqdm import tqdm
 
 from tessera.utils.errors import UserError
-from tessera.utils.files import UMASK, is_same_file, no_link, open_plain, write_whole
+from tessera.utils.files import UMASK, no_link, open_plain, write_whole
 from tessera.utils.text import one_line, shown
+from tessera.utils.types import Archive
 
 if TYPE_CHECKING:  # importing urllib3 opens a socket to check for IPv6: only requests import it
     from urllib3 import BaseHTTPResponse
@@ -44,6 +46,8 @@ _MOST_REDIRECTS = 10
 _LONGEST_VALIDATOR = 256
 _LONGEST_EXTENSION = 1 << 20  # of a tar's header; it holds a long name, and is read into memory
 _EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # types of pax and GNU headers
+
+logger = logging.getLogger(__name__)
 
 
 class TransientError(Exception):
@@ -198,26 +202,6 @@ def _connection_error(error: Exception) -> TransientError:
     return TransientError(f"the connection broke ({one_line(str(error) or type(error).__name__, 100)})")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, which is created for it and removed afterwards.
-
-    A crash of the process releases the lock. Holders must re-check the protected state, as another process may have
-    finished the work.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with open(path, "ab", opener=no_link) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_same_file(path, file):  # the last holder has removed it
-                continue
-            try:
-                yield
-            finally:
-                path.unlink()
-            return
-
-
 def fetch(
     url: str, target: Path, *, max_bytes: int = MAX_DOWNLOAD_BYTES, accept: Callable[[Path], None] | None = None
 ) -> Path:
@@ -326,6 +310,22 @@ def _resumable(state: Path, url: str) -> tuple[str, int] | None:
         return None
     usable = isinstance(validator, str) and validator.isascii() and validator.isprintable() and type(total) is int
     return (validator, total) if usable and found["url"] == url and 0 < len(validator) <= _LONGEST_VALIDATOR else None
+
+
+def fetch_archives(archives: Iterable[Archive], staging: Path, target: Path) -> Path:
+    """Download and unpack the archives of `target` into a folder below `staging`; resumes an interrupted call."""
+    contents = staging / "contents"
+    for archive in archives:
+        name = PurePosixPath(urlsplit(archive.url).path).name or "archive"
+        key = hashlib.blake2b("\0".join(archive).encode(), digest_size=4).hexdigest()
+        done = staging / f"{key}.done"
+        if not done.exists():
+            logger.info("Downloading %s for %s", archive.url, target)
+            file = fetch(archive.url, staging / f"{key}-{name}")
+            unpack(file, contents / archive.into)
+            done.touch()
+            file.unlink()
+    return contents
 
 
 def unpack(archive: Path, target: Path) -> None:

@@ -10,7 +10,6 @@ import ssl
 import stat
 import subprocess
 import tarfile
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source import download
-from tessera.data.source.download import NetworkLimits, fetch, locked, unpack
+from tessera.deploy.foreign import download
+from tessera.deploy.foreign.download import NetworkLimits, fetch, unpack
 from tessera.utils.errors import UserError
 from tests.at_once import at_once
 from tests.file_server import FileServer
@@ -195,22 +194,6 @@ def test_two_at_once(server: FileServer, tmp_path: Path) -> None:
     results = at_once([lambda: fetch(server.url, tmp_path / "data.zip").read_bytes()] * 4)
     assert results == [BODY] * 4 and len(server.asked) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["data.zip"]
-
-
-def test_one_holds_a_lock_at_a_time_and_none_leaves_its_file(tmp_path: Path) -> None:
-    holders, most = [0], 0
-
-    def hold() -> None:
-        nonlocal most
-        for _ in range(50):
-            with locked(tmp_path / "deep" / "lock"):
-                holders.append(1)
-                time.sleep(0)  # lets another go on
-                most = max(most, sum(holders))
-                holders.pop()
-
-    at_once([hold] * 4)
-    assert most == 1 and not list((tmp_path / "deep").iterdir())
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
