@@ -128,7 +128,7 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         batch_size = _batch_size(recipe, model, criterion, precision, world)
         config, train = recipe.config, recipe.data.train
         teacher = choose_teacher(config.teacher, config.weights, known, train, criterion, world)
-        teach = open_teacher(teacher, train, model.head, world)
+        teach = open_teacher(teacher, train, model.head, world, half=precision.dtype != torch.float32)
         config, has_run = dataclasses.replace(config, batch_size=batch_size, teacher=teacher), resumed is not None
         context = RunContext(config, hyp_of_run, world, recipe.imgsz, model.stride, folder, recipe.pretraining, has_run)
     with explain_batch_memory(context):

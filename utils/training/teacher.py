@@ -106,8 +106,10 @@ def choose_teacher(
     return found
 
 
-def open_teacher(chosen: str, index: DatasetIndex, head: Head, world: World) -> Teach:
+def open_teacher(chosen: str, index: DatasetIndex, head: Head, world: World, *, half: bool = False) -> Teach:
     """Open the result of `choose_teacher`, and return what adds its targets to an assignment. Every rank calls this.
+
+    `half` computes a checkpoint in the accelerator's 16-bit type.
 
     Raises:
         UserError: it is no network, or knows no class that some image does not label.
@@ -115,7 +117,7 @@ def open_teacher(chosen: str, index: DatasetIndex, head: Head, world: World) -> 
     if chosen == NO_TEACHER:
         return no_teacher
     name = _DIGEST.sub("", chosen)
-    network = open_model(name, world)
+    network = open_model(name, world, half=half and not is_exported(name))
     taught = _wanted(index, network.names)
     if not isinstance(network, Network) or not taught:
         lacking = [shown(own) for own in _wanted(index, index.names)]

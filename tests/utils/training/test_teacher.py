@@ -147,6 +147,6 @@ def test_a_teacher_must_know_a_class_without_labels(tmp_path: Path, monkeypatch:
     world, head = World(), made("DetectFree").head
     model = DetectionModel("tessera-n.yaml", names=("square",)).eval()
     network = network_of(fused_copy(model, world.accelerator), 96, world.accelerator)
-    monkeypatch.setattr(teacher_module, "open_model", lambda *_: network)
+    monkeypatch.setattr(teacher_module, "open_model", lambda *_, **__: network)
     with pytest.raises(UserError, match=r"expected a network that knows a class .*'circle'"):
         teacher_module.open_teacher("old.pt#0123456789abcdef", partly_labelled(), head, world)
