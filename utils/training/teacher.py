@@ -138,7 +138,12 @@ def _wanted(index: DatasetIndex, known: Sequence[str]) -> list[str]:
 
 def _digest(name: str) -> str:
     """Return the digest of a checkpoint or exported file, or of the files of an exported folder."""
-    path = Path(name) if is_exported(name) else resolve_weights(name)
+    try:
+        path = Path(name) if is_exported(name) else resolve_weights(name)
+    except UserError as error:
+        raise UserError(str(error).replace("--weights", "--teacher", 1)) from error
+    if not path.exists():
+        raise UserError(f"--teacher {name}: no such file or folder, expected a checkpoint or an exported file.")
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     state = hashlib.blake2b(digest_size=8)
     for file in files:
