@@ -25,12 +25,14 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.profile import NoProfile
-from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Teach, TrainState, no_teacher
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.environment import Launch
+from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
+from tessera.utils.training.teacher import Teacher
 from tessera.utils.types import Batch, DatasetIndex
 from tests.benchmarks.harness import OwnProcess, indexed, parser, rounds, show
 from tests.data.made_run import made_run
@@ -101,6 +103,7 @@ def train_step(
     dtype: torch.dtype,
     stages: NoProfile | None = None,
     world: World | None = None,
+    teach: Teach = no_teacher,
     **options: bool,
 ) -> TrainStep:
     """The step of train.py for a copy of the case's model on its device; `options` are those of `smart_DDP`."""
@@ -116,11 +119,11 @@ def train_step(
         Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
     )
     context = RunContext(TrainConfig(weights="", batch_size=images), case.hyp, world, case.imgsz, model.stride, Path())
-    return TrainStep(smart_DDP(model, world=world, **options), state, criterion, context, profile=stages)
+    return TrainStep(smart_DDP(model, world=world, **options), state, criterion, context, profile=stages, teach=teach)
 
 
 def our_step(
-    case: Case, dtype: torch.dtype, stages: NoProfile | None = None, compile: bool = False
+    case: Case, dtype: torch.dtype, stages: NoProfile | None = None, compile: bool = False, teach: Teach = no_teacher
 ) -> Callable[[], int]:
     """utils/engine/step.py as train.py sets it up and feeds it; the loss scale of float16 is found before it returns.
 
@@ -131,7 +134,7 @@ def our_step(
     accelerator.activate()
     model = copy.deepcopy(case.model)
     model.to(accelerator.device, memory_format=accelerator.memory_format).train()  # type: ignore[call-overload]
-    step = train_step(model, case, dtype, stages, compile=compile)
+    step = train_step(model, case, dtype, stages, teach=teach, compile=compile)
     source = batch.pin_memory() if accelerator.pins_memory else batch
     for _ in range(WARM_UP):
         step([dataclasses.replace(source, images=accelerator.send(source.images))], 1)
@@ -147,6 +150,22 @@ def our_step(
         return case.steps * len(batch)
 
     return run
+
+
+def taught_step(case: Case, dtype: torch.dtype) -> Callable[[], int]:
+    """The step where all images label the first class alone, and a copy of the model teaches the others."""
+    precision, names = Precision(case.accelerator, dtype), case.model.names
+    fused = fused_copy(case.model, case.accelerator)
+    for layer in fused.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.to(dtype)
+    teacher = Teacher(network_of(fused, case.imgsz, case.accelerator, precision), names, case.model.head)
+    images = torch.arange(len(case.batch))[:, None].float()
+    regions = torch.cat((images, torch.tensor([[-2.0, 0, 0, case.imgsz, case.imgsz]]).expand(len(images), 5)), 1)
+    targets = torch.cat((case.batch.targets[case.batch.targets[:, 1] == 0], regions))
+    unlabelled = torch.tensor([[number > 0 for number in range(len(names))]])
+    partly = dataclasses.replace(case.batch, targets=targets, unlabelled=unlabelled)
+    return our_step(dataclasses.replace(case, batch=partly), dtype, teach=teacher)
 
 
 def main() -> None:
@@ -174,6 +193,8 @@ def main() -> None:
         "Tessera, fp32": rival(our_step, case, torch.float32),
         "Tessera, bf16": rival(our_step, case, torch.bfloat16),
     }
+    if case.model.head.criterion(LossSettings.of(case.hyp)).takes_teacher:
+        rivals["Tessera, bf16, with teacher"] = rival(taught_step, case, torch.bfloat16)
     if given.compile:
         rivals["Tessera, bf16, --compile"] = our_step(case, torch.bfloat16, compile=True)
     show(rounds(rivals, given.rounds), "plain: eager, NCHW, fp32")
