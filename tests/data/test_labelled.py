@@ -170,6 +170,9 @@ def test_tiles_keep_the_sets_of_their_image(tmp_path: Path) -> None:
     tiles = build_tile_index(partly_labelled(tmp_path), 48, 0.2, 64)
     for tile, image in enumerate(tiles.owners.tolist()):
         assert tiles.unlabelled_set(tile) == [1, -1, 0, 1][image]
+    nothing = dataclasses.replace(partly_labelled(tmp_path), unlabelled_sets=np.ones_like(SETS))
+    assert 3 in tiles.owners[tiles.empty_tiles], "background"
+    assert set(build_tile_index(nothing, 48, 0.2, 64).empty_tiles) < set(tiles.empty_tiles)
 
 
 def test_each_part_of_a_mosaic_keeps_its_own(tmp_path: Path) -> None:
