@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from tessera.analysis.comparison.flags import CompareConfig
 from tessera.utils.flags.signature import documented
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
@@ -200,13 +201,12 @@ def evaluate_run(
     return metrics, evaluation
 
 
-def warm_up(model: Network | ImageDetector, imgsz: int, batch_size: int) -> None:
+def warm_up(model: Network | ImageDetector, imgsz: ImageSize, batch_size: int) -> None:
     """Predict on an empty image: the first call is much slower, and would count against the first side."""
     if isinstance(model, ImageDetector):
-        model(np.zeros((imgsz, imgsz, 3), np.uint8), NmsSettings(DEFAULT_CONF, DEFAULT_IOU, 1))
+        model(np.zeros((*size_hw_of(imgsz), 3), np.uint8), NmsSettings(DEFAULT_CONF, DEFAULT_IOU, 1))
     else:
-        size_hw = model.size_hw or (imgsz, imgsz)
-        model(torch.zeros(batch_size, 3, *size_hw, device=model.accelerator.device))
+        model(torch.zeros(batch_size, 3, *size_hw_of(imgsz), device=model.accelerator.device))
 
 
 def join(given: dict[str, Any]) -> Comparison:

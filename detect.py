@@ -26,6 +26,7 @@ from typing import Any
 from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
+from tessera.utils.image_size import ImageSize
 from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
@@ -97,7 +98,7 @@ class DetectionSummary:
     failures: tuple[str, ...]
     folder: Path | None
     weights: str
-    imgsz: int
+    imgsz: ImageSize
     per_class: dict[str, int]
 
     @property
@@ -145,7 +146,7 @@ class RunTotals:
         self.failures.append(message)
         log.warning(message)
 
-    def lines(self, imgsz: int) -> list[str]:
+    def lines(self, imgsz: ImageSize) -> list[str]:
         """Return detections per class and speed."""
         order = np.argsort(-self.per_class, kind="stable")
         found = [f"{self.per_class[c]:,} {self._names[c]}" for c in order.tolist() if self.per_class[c]]
@@ -260,7 +261,7 @@ def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     return remaining
 
 
-def print_summary(totals: RunTotals, imgsz: int, folder: Path | None) -> None:
+def print_summary(totals: RunTotals, imgsz: ImageSize, folder: Path | None) -> None:
     """Print the summary; an empty run directory is removed afterwards, and not printed."""
     print_lines(*totals.lines(imgsz))
     if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):

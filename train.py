@@ -138,9 +138,9 @@ def train(
             stop = world.broadcast(state.stopper.update(epoch, found.score))
             progress.finish_epoch()
             rates = schedule.learning_rates((epoch + 1) * batches - 1)
-            seconds, images_per_s = time.perf_counter() - began, bar.batches_per_s * context.batch_size
+            times = time.perf_counter() - began, bar.data_wait, bar.batches_per_s * context.batch_size
             with profile.stage("plots"):
-                observers.epoch(EpochResult(epoch, losses, found.metrics, rates, seconds, bar.data_wait, images_per_s))
+                observers.epoch(EpochResult(epoch, losses, found.metrics, rates, *times))
             with profile.stage("saving"):
                 saver.after_epoch(epoch, found.metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - began)

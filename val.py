@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from tessera.utils.flags.signature import documented
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.image_size import ImageSize
 from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
@@ -68,7 +69,7 @@ class Validated(NamedTuple):
     weights: str
     data: str  # path of the dataset YAML
     split: str
-    imgsz: int  # long side of the images in pixels
+    imgsz: ImageSize  # size of the images in pixels
     folder: Path
     background: tuple[int, int, int] | None  # `Errors.on_background`; None on other ranks than 0
     label_errors: dict[str, Any] | None  # plain values of `--find-errors`; None without it

@@ -6,6 +6,7 @@ The last layer of the YAML selects the head, which defines decoding and loss (mo
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from tessera.models.layers.blocks import SILU, Conv
 from tessera.models.layers.elan import RepConv
 from tessera.models.model_yaml import IMAGE, read_model
 from tessera.utils.errors import ConfigError
+from tessera.utils.image_size import ImageSize, image_size, size_hw_of
 from tessera.utils.types import FILL
 
 log = logging.getLogger(__name__)
@@ -128,7 +130,7 @@ class DetectionModel(nn.Module):
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
 
 
-def check_imgsz(imgsz: int, stride: int) -> int:
+def check_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
     """Return `imgsz` rounded by `round_imgsz`, and warn if that changes it."""
     rounded = round_imgsz(imgsz, stride)
     if rounded != imgsz:
@@ -136,13 +138,13 @@ def check_imgsz(imgsz: int, stride: int) -> int:
     return rounded
 
 
-def round_imgsz(imgsz: int, stride: int) -> int:
-    """Return the image size in pixels, rounded up to a multiple of the stride, and of 32 if the stride is smaller."""
-    return -(-imgsz // max(stride, 32)) * max(stride, 32)
+def round_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
+    """Return the image size, sides rounded up to multiples of the stride, and of 32 if the stride is smaller."""
+    return image_size([-(-side // max(stride, 32)) * max(stride, 32) for side in size_hw_of(imgsz)])
 
 
-def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
-    """Return the GFLOPs for one square image: twice the multiply-adds of convolutions, linear and norm layers.
+def count_gflops(model: DetectionModel, imgsz: ImageSize = 640) -> float:
+    """Return the GFLOPs for one image: twice the multiply-adds of convolutions, linear and norm layers.
 
     Activations, pools, decoding and attention products are not counted. The counts are taken on an image of one cell of
     the largest stride, and scaled by the area. The model keeps its mode.
@@ -167,10 +169,10 @@ def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
             hook.remove()
         for module, training in modes.items():
             module.training = training
-    return 2 * multiply_adds * (imgsz / model.stride) ** 2 / 1e9
+    return 2 * multiply_adds * math.prod(size_hw_of(imgsz)) / model.stride**2 / 1e9
 
 
-def summary(model: DetectionModel, imgsz: int = 640) -> str:
+def summary(model: DetectionModel, imgsz: ImageSize = 640) -> str:
     """Return a line such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs", for images of `imgsz` pixels."""
     layers = sum(not isinstance(module, nn.Identity) for module in model.modules())
     gflops = count_gflops(model, imgsz)

@@ -50,7 +50,7 @@ LAYERS = (
 # Modules of utils that models may import, and what these import.
 BASE = frozenset(
     f"tessera.utils.{name}"
-    for name in ("bit_depth", "boxes", "errors", "files", "seeding", "text", "types", "yaml_file")
+    for name in ("bit_depth", "boxes", "errors", "files", "image_size", "seeding", "text", "types", "yaml_file")
 )
 COMMANDS = sorted(ROOT.glob("[a-z]*.py"))
 PACKAGES = ("data", "models", "utils", "analysis", "deploy")

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Literal, get_args
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
 from tessera.utils.flags.objective import parse_objective
-from tessera.utils.flags.options import Options, option
+from tessera.utils.flags.options import Options, imgsz_option, option
 from tessera.utils.flags.program import HOME
+from tessera.utils.image_size import ImageSize
 from tessera.utils.text import first_of, row, shown
 from tessera.utils.user_parts import placed_part_names
 from tessera.utils.yaml_file import YamlMapping, read_yaml
@@ -288,7 +289,7 @@ class TrainConfig(Options):
     )
     epochs: int = option(100, "number of epochs", kind=int, low=1)
     batch_size: int = option(16, "total batch size over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
-    imgsz: int = option(640, "image size in pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    imgsz: ImageSize = imgsz_option(640)
     tile: int = option(
         0, "split large images into tiles of N pixels, in addition to the whole image (0 = off)", kind=int, low=32
     )

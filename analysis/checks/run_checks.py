@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tessera.analysis.checks.drift import check_drift
 from tessera.analysis.checks.images import Fingerprint, check_copies, check_images, check_near_duplicates
 from tessera.analysis.checks.results import DatasetCheck, SplitCounts, SplitData, fraction_text
+from tessera.data.feed.image_sizes import fit_ratios
 from tessera.data.labels.coco import MAX_UNMATCHED, category_of, is_crowd, numbers
 from tessera.data.labels.label_files import UNBOUNDED, parse_any_labels
 from tessera.data.source.dataset_root import matching_paths
@@ -41,6 +42,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.extensions import extension
 from tessera.utils.files import sha256, user_path
+from tessera.utils.image_size import ImageSize
 from tessera.utils.ranks.world import World
 from tessera.utils.text import escape_control, first_of, one_line, plural, shown, table_row
 from tessera.utils.training.data import load_splits, training_data
@@ -81,7 +83,7 @@ def check_data(flags: TrainConfig, world: World) -> dict[str, Any]:
     return {"data": flags.data, "checked": found, "exit_code": checked.exit_code}
 
 
-def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
+def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: ImageSize = 640) -> DatasetCheck:
     """Check all splits, decoding every image, with a bar on stderr; box sizes are at an image size of `imgsz`."""
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
@@ -447,12 +449,13 @@ def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArr
     return np.hstack((rows[:, :2], rows[:, :2] + rows[:, 2:])), np.all(rows[:, 2:] > rows[:, :2], axis=1)
 
 
-def box_size_summary(part: SplitData, imgsz: int) -> str:
-    """Return a summary of box sizes in images with a long side of `imgsz`."""
+def box_size_summary(part: SplitData, imgsz: ImageSize) -> str:
+    """Return a summary of box sizes in images resized to `imgsz`."""
     boxes = part.scanned.boxes_xyxy
     if not len(boxes):
         return f"{part.split}: no box"
-    scale = imgsz / np.repeat(part.scanned.sizes_hw.max(1), part.scanned.counts)
+    to, of = fit_ratios(part.scanned.sizes_hw, imgsz)
+    scale = np.repeat(to / of, part.scanned.counts)
     low, middle, high = np.quantile((boxes[:, 2:] - boxes[:, :2]) * scale[:, None], (0.05, 0.5, 0.95), axis=0)
     shown = [f"{width:.0f} x {height:.0f}" for width, height in (low, middle, high)]
     return f"{part.split}: boxes at {imgsz} px: 5 % are below {shown[0]}, half below {shown[1]}, 95 % below {shown[2]}"

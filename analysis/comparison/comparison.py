@@ -23,6 +23,7 @@ from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, Matches, pairwise_iou
 from tessera.utils.files import write_whole
 from tessera.utils.flags.json_output import headed
+from tessera.utils.image_size import ImageSize
 from tessera.utils.report.console import print_lines
 from tessera.utils.text import first_of, one_line, plural, strict_json, table_row
 from tessera.utils.types import DatasetIndex
@@ -157,7 +158,7 @@ class RunMetrics(NamedTuple):
     file: str
     sha256: str  # of the file; "" for several files
     source: str  # how the file describes itself
-    imgsz: int
+    imgsz: ImageSize
     threshold: float  # its confidence for detection, used for disagreements
     map: float
     map50: float

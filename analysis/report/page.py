@@ -34,6 +34,7 @@ from tessera.analysis.report.page_data import (
 )
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
+from tessera.utils.image_size import size_hw_of
 from tessera.utils.text import one_line
 from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness
@@ -160,7 +161,7 @@ def _speed(facts: ReportData) -> list[str]:
     if facts.results is not None:
         times = facts.results[["time/epoch_s", "time/data_wait"]].dropna().to_numpy(float)
         share = float(np.average(times[:, 1], weights=times[:, 0])) if times[:, 0].sum() > 0 else math.nan
-    speed = advice.speed_line(facts.found.metrics.speed_ms, (1, 3, facts.origin.imgsz, facts.origin.imgsz))
+    speed = advice.speed_line(facts.found.metrics.speed_ms, (1, 3, *size_hw_of(facts.origin.imgsz)))
     return [sentence for sentence in (advice.waits(share), f"{speed}.") if sentence]
 
 

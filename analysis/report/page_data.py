@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from tessera.analysis.charts import TIME_PANELS, most_confused, training_series
 from tessera.analysis.error_analysis import ErrorItem, ImageLabels
 from tessera.analysis.error_counts import KINDS, Errors
+from tessera.data.feed.image_sizes import fit_ratios
 from tessera.utils.config import TrainConfig
 from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import CONFIDENCES, Kind
 from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.image_size import ImageSize
 from tessera.utils.text import one_line
 from tessera.utils.thresholds import LOWEST_CONF
 from tessera.utils.types import DatasetIndex
@@ -51,7 +53,7 @@ class RunInfo:
 
     config: TrainConfig | ValConfig
     weights: str  # path or name
-    imgsz: int  # size of the images in pixels
+    imgsz: ImageSize
     device: str  # name, of rank 0
     ranks: int = 1
     trained_on: DatasetIndex | None = None  # training images; None for a validation
@@ -186,11 +188,12 @@ def _recalls(
 
 
 def scaled_sizes(
-    index: DatasetIndex, images: NDArray[np.int64], boxes_xyxy: NDArray[np.float32], imgsz: int
+    index: DatasetIndex, images: NDArray[np.int64], boxes_xyxy: NDArray[np.float32], imgsz: ImageSize
 ) -> NDArray[np.float64]:
-    """Return the root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
+    """Return the root of the area of boxes (M,), in pixels of images resized to `imgsz`."""
     area = np.maximum((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(1), 0)
-    return np.sqrt(area) * imgsz / index.sizes_hw[images].max(1)
+    to, of = fit_ratios(index.sizes_hw[images], imgsz)
+    return np.sqrt(area) * to / of
 
 
 def splits_of(facts: ReportData) -> list[DatasetIndex]:

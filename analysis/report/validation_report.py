@@ -44,6 +44,7 @@ from tessera.utils.evaluation.average_precision import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.image_size import size_hw_of
 from tessera.utils.report.console import print_lines, table_header, validation_line
 from tessera.utils.report.observers import Observer, RunResult
 from tessera.utils.report.results_csv import ERRORS, read_results
@@ -115,7 +116,7 @@ def report_validation(
         table_header(),
         *((table_row(*row) for row in found.metrics.rows()) if verbose else [validation_line(found.metrics)]),
         interval_line(found.metrics, *interval.map),
-        speed_line(found.metrics.speed_ms, (1, 3, origin.imgsz, origin.imgsz)),
+        speed_line(found.metrics.speed_ms, (1, 3, *size_hw_of(origin.imgsz))),
     )
     errors, gains = count_errors(found.matches, index, found.metrics.confidence), error_gains(found.matches)
     if found.metrics.objects:

@@ -14,6 +14,7 @@ from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
 from tessera.utils.files import SHARED_MEMORY, SharedFile, atomic_write, remove_leftovers
+from tessera.utils.image_size import ImageSize
 from tessera.utils.machine.host import available_memory
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.text import gib
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def open_images(
     index: DatasetIndex,
-    imgsz: int,
+    imgsz: ImageSize,
     cache: CacheMode,
     interpolation: Interpolation,
     world: World,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
 from tessera.utils.files import SharedFile
+from tessera.utils.image_size import size_hw_of
 from tessera.utils.machine.host import available_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Draw
@@ -208,7 +210,7 @@ def _open(store: ImageStore, slots: int, shared: SharedFile | None) -> DecodedCa
 
 def _slot_bytes(store: ImageStore) -> int:
     """Return the bytes of the largest possible image, in whole pages."""
-    return _whole_pages(store.imgsz**2 * 3)
+    return _whole_pages(math.prod(size_hw_of(store.imgsz)) * 3)
 
 
 def _whole_pages(size: int) -> int:

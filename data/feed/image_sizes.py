@@ -1,6 +1,6 @@
 """Image sizes after resizing and padding, for training, validation, detection and export; and resizing itself.
 
-The long side becomes the image size; the short side keeps the aspect ratio. Validation and detection shrink with area
+Images keep their aspect ratio, and one side becomes that of the image size. Validation and detection shrink with area
 averaging. They pad each side to a multiple of the stride, with at least half a stride of grey, so that the shape of an
 image does not depend on its batch. `letterbox` of data/augment/pipeline.py centres the image.
 """
@@ -14,37 +14,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.errors import ConfigError
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.machine.opencv import cv2
 
 DEFAULT_OVERLAP = 0.2
 _SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
 
 
-def resized_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
-    """Return height and width after loading, int64 (..., 2): the long side is `imgsz`, the short side is at least 1.
+def fit_ratios(sizes_hw: NDArray[Any], imgsz: ImageSize) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return numerators and denominators (...) of the factors that resize images of `sizes_hw`, int (..., 2).
+
+    They are the side of `imgsz` that an image reaches first, and this side of the image: for one number the longer one.
+    """
+    (most_h, most_w), sides = size_hw_of(imgsz), sizes_hw.astype(np.int64)
+    height, width = sides[..., 0], sides[..., 1]
+    by_height = most_h * width <= most_w * height
+    return np.where(by_height, most_h, most_w), np.where(by_height, height, width)
+
+
+def resized_sizes(sizes_hw: NDArray[Any], imgsz: ImageSize) -> NDArray[np.int64]:
+    """Return height and width after loading, int64 (..., 2), at least 1.
 
     `sizes_hw` is int (..., 2), in pixels. Halves round to even. Integer arithmetic keeps ties exact, also in an
     exported graph.
     """
-    sides = sizes_hw.astype(np.int64)
-    twice = 2 * sides.max(axis=-1, keepdims=True)
-    up, left = np.divmod(2 * sides * imgsz + twice // 2, twice)
+    to, of = (part[..., None] for part in fit_ratios(sizes_hw, imgsz))
+    up, left = np.divmod(2 * sizes_hw.astype(np.int64) * to + of, 2 * of)
     return np.maximum(up - ((left == 0) & (up % 2 == 1)), 1)
 
 
-def rect_train_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
+def rect_train_shapes(sizes_hw: NDArray[np.int32], imgsz: ImageSize, stride: int) -> NDArray[np.int64]:
     """Return sizes (N, 2) after loading at `imgsz`, with sides rounded up to multiples of `stride`: int64 (N, 2)."""
     return -(-resized_sizes(sizes_hw, imgsz) // stride) * stride
 
 
-def rect_val_shapes(sizes_hw: NDArray[Any], imgsz: int, stride: int) -> NDArray[np.int64]:
+def rect_val_shapes(sizes_hw: NDArray[Any], imgsz: ImageSize, stride: int) -> NDArray[np.int64]:
     """Return the padded validation shape of each image, int64 (N, 2), which depends on the image alone.
 
-    Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in integers, so that ties are exact.
+    Each side is ceil(side · factor / stride + 1/2) · stride, in integers, so that ties are exact.
     """
-    sides = sizes_hw.astype(np.int64)
-    unit = sides.max(axis=1, keepdims=True) * stride
-    return -(-(2 * sides * imgsz + unit) // (2 * unit)) * stride
+    to, of = (part[:, None] for part in fit_ratios(sizes_hw, imgsz))
+    return -(-(2 * sizes_hw.astype(np.int64) * to + of * stride) // (2 * of * stride)) * stride
 
 
 def resized(image: NDArray[np.uint8], size_hw: tuple[int, int], *, area: bool) -> NDArray[np.uint8]:

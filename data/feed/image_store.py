@@ -17,11 +17,12 @@ from typing import IO, Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from tessera.data.feed.image_sizes import resized, resized_sizes
+from tessera.data.feed.image_sizes import fit_ratios, resized, resized_sizes
 from tessera.data.feed.tiles import TileIndex
 from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import SharedFile
+from tessera.utils.image_size import ImageSize
 from tessera.utils.machine.host import usable_cpus
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex, Draw
@@ -37,7 +38,7 @@ _REDUCED_ABOVE = 1.5
 
 
 class ImageStore(AbstractContextManager["ImageStore"]):
-    """Images of an index, long side `imgsz`; picklable, and safe to fork and share between worker processes.
+    """Images of an index at the size `imgsz`; picklable, and safe to fork and share between worker processes.
 
     `interpolation` "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly. The
     store owns `cache`, an open file of all resized images, see `open_images`; without, it decodes at each call.
@@ -46,7 +47,7 @@ class ImageStore(AbstractContextManager["ImageStore"]):
     noun = "images"  # in messages
 
     def __init__(
-        self, index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
+        self, index: DatasetIndex, imgsz: ImageSize, interpolation: Interpolation, cache: IO[bytes] | None = None
     ) -> None:
         self.index, self.imgsz, self.interpolation = index, imgsz, interpolation
         self._sizes_hw = resized_sizes(index.sizes_hw, imgsz)
@@ -84,7 +85,7 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         return height, width
 
     def load(self, index: int) -> Pixels:
-        """Return image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz; read-only if it comes from a cache.
+        """Return image `index`, uint8 (*size(index), 3) RGB; read-only if it comes from a cache.
 
         Raises:
             UserError: the file cannot be read.
@@ -178,13 +179,13 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         whole = self._decode_file(images[0])
         for index in images:
             part = self._part(whole, index)
-            area = self.interpolation == "area" and max(part.shape) > self.imgsz
+            area = self.interpolation == "area" and max(part.shape[:2]) > max(self.size(index))
             yield resized(part, self.size(index), area=area)
 
     def _decode_file(self, index: int) -> Pixels:
         path = self.index.path(index)
         expected_hw = self._file_size(index)
-        reduction = self._reduction(max(expected_hw))
+        reduction = self._reduction(expected_hw)
         image = read_image(path, reduction, self.index.pixels)
         if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
             raise UndecodableImage(
@@ -201,11 +202,12 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         """Return the pixels of image `index` in its decoded file."""
         return whole
 
-    def _reduction(self, side: int) -> int:
-        """Return the factor by which the decoder may shrink an image of long side `side`."""
+    def _reduction(self, size_hw: tuple[int, int]) -> int:
+        """Return the factor by which the decoder may shrink an image."""
         if self.interpolation == "area":
             return 1
-        return next((by for by in REDUCTIONS if side >= _REDUCED_ABOVE * by * self.imgsz), 1)
+        to, of = fit_ratios(np.array(size_hw), self.imgsz)
+        return next((by for by in REDUCTIONS if of >= _REDUCED_ABOVE * by * to), 1)
 
 
 class TileStore(ImageStore):
@@ -235,13 +237,13 @@ class TileStore(ImageStore):
         left, top, right, bottom = self.index.bounds[index].tolist()
         return np.ascontiguousarray(whole[top:bottom, left:right])
 
-    def _reduction(self, side: int) -> int:
+    def _reduction(self, size_hw: tuple[int, int]) -> int:
         """Return 1: a tile may need every pixel."""
         return 1
 
 
 def image_store(
-    index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
+    index: DatasetIndex, imgsz: ImageSize, interpolation: Interpolation, cache: IO[bytes] | None = None
 ) -> ImageStore:
     """Return the store of an index, or of its tiles; arguments as of ImageStore."""
     kind = TileStore if isinstance(index, TileIndex) else ImageStore

@@ -6,6 +6,7 @@ Legend: B images of this rank's batch, T objects of the batch.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -35,6 +36,7 @@ from tessera.data.feed.workers import (
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker_error
+from tessera.utils.image_size import size_hw_of
 from tessera.utils.ranks.failures import delay_signals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
@@ -221,7 +223,7 @@ def build_train_loader(context: RunContext, store: ImageStore, memory: ShmBudget
     order = EpochOrder(len(index), context.batch_size, config.seed, context.imgsz, shapes_hw, repeats, tiles)
     sampler = TrainSampler(order, world.rank, world.size)
     memory = memory or ShmBudget(world)
-    batch_bytes = context.rank_batch_size * context.imgsz**2 * 3
+    batch_bytes = context.rank_batch_size * math.prod(size_hw_of(context.imgsz)) * 3
     workers = reserve_workers(config.workers, batch_bytes, world, memory)
     images: ImageStore | DecodedCache = store
     if (context.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:

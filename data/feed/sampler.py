@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from tessera.data.feed.tiles import TileIndex
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw
@@ -57,7 +58,7 @@ def bucket_by_aspect(
         The new order, int64 (K · B,), and the shape of each batch, int64 (K, 2).
     """
     height, width = shapes_hw[order].T
-    # One side always has the full image size, so that the difference sorts from the widest to the tallest.
+    # One side always is that of the image size, so that the difference sorts from the widest to the tallest.
     batches = order[np.argsort(height - width, kind="stable")].reshape(-1, batch_size)
     batches = batches[rng.permutation(len(batches))]
     return batches.reshape(-1), shapes_hw[batches].max(axis=1)
@@ -108,8 +109,8 @@ class EpochOrder:
         length: N.
         batch_size: B, over all ranks.
         seed: the run's seed, the same on every rank.
-        imgsz: side of a sample in pixels.
-        shapes_hw: int64 (N, 2), padded shape of each image, for rectangular batches (`--rect`); None = square.
+        imgsz: size of a sample in pixels.
+        shapes_hw: int64 (N, 2), padded shape of each image, for rectangular batches (`--rect`); None = `imgsz`.
         repeats: float64 (N,), positive, relative frequency of each image; None = each once.
         tiles: index, if the images are tiles: an epoch has some of them, with tiles of one image side by side.
     """
@@ -119,7 +120,7 @@ class EpochOrder:
         length: int,
         batch_size: int,
         seed: int,
-        imgsz: int,
+        imgsz: ImageSize,
         shapes_hw: NDArray[np.int64] | None = None,
         repeats: NDArray[np.float64] | None = None,
         tiles: TileIndex | None = None,
@@ -147,7 +148,7 @@ class EpochOrder:
         """Return the global order of an epoch, int64 (K · B,), and height and width of each batch, int64 (K, 2)."""
         order = self._order(epoch)
         if self._shapes_hw is None:
-            return order, np.full((len(self), 2), self.imgsz)
+            return order, np.full((len(self), 2), size_hw_of(self.imgsz))
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
 
     def _order(self, epoch: int) -> NDArray[np.int64]:

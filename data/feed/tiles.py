@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tessera.data.augment.geometry import MIN_SIDE, clip_polygons
-from tessera.data.feed.image_sizes import Tile, check_tiles, tile_windows
+from tessera.data.feed.image_sizes import Tile, check_tiles, fit_ratios, tile_windows
 from tessera.data.source.index import offsets_of
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import UserError
+from tessera.utils.image_size import ImageSize
 from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.types import DatasetIndex
 
@@ -111,7 +112,7 @@ class _ImageTiles(NamedTuple):
 
 
 def build_tile_index(
-    images: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
+    images: DatasetIndex, tile: int, overlap: float, imgsz: ImageSize, *, show_progress: bool = False
 ) -> TileIndex:
     """Build the tile index of a dataset that has objects.
 
@@ -189,14 +190,15 @@ def _whole_image(images: DatasetIndex, image: int) -> _ImageTiles:
     return _ImageTiles(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
 
 
-def _cut_image(images: DatasetIndex, image: int, bounds: Sequence[Tile], imgsz: int) -> _ImageTiles:
+def _cut_image(images: DatasetIndex, image: int, bounds: Sequence[Tile], imgsz: ImageSize) -> _ImageTiles:
     """Return the tiles of an image that is larger than a tile: tiles of one size, then the whole."""
     spans = np.array(bounds, np.float64)
     classes, boxes = images.labels(image)
     parts, visible = _clip_objects(boxes, spans)
     outlines = images.segments(image)
     cut_outlines = _clip_polygons_to_tiles(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
-    scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
+    to, of = fit_ratios((spans[:, 2:] - spans[:, :2])[:, ::-1], imgsz)
+    scale = to / of
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
     keep = (visible >= MIN_VISIBLE) & (sizes.min(2) > MIN_SIDE)
     tiles, objects = np.nonzero(keep)

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.deploy.exporting.network import RawNetwork, Value, network_graph
+from tessera.utils.image_size import ImageSize
 from tessera.utils.types import FILL
 
 
-def whole_graph(network: RawNetwork, imgsz: int, *, batched: bool, opset: int) -> Value:
+def whole_graph(network: RawNetwork, imgsz: ImageSize, *, batched: bool, opset: int) -> Value:
     """Return a model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in pixels of the image.
 
     The inputs `conf`, `iou` and `max_det` have no default: of those, JavaScript's ONNX Runtime, OpenVINO, OpenCV and
@@ -168,22 +169,22 @@ class Letterboxed(NamedTuple):
     top: Value
 
 
-def preprocess(g: Nodes, images: Value, imgsz: int, stride: int) -> Letterboxed:
-    """Resize images of one size, uint8 (B, H, W, 3) RGB, to a long side of `imgsz` pixels, pad and scale them."""
+def preprocess(g: Nodes, images: Value, imgsz: ImageSize, stride: int) -> Letterboxed:
+    """Resize images of one size, uint8 (B, H, W, 3) RGB, to the size `imgsz`, pad and scale them."""
     shape = g.Shape(images)
     before = Size(g.Slice(shape, [1], [2]), g.Slice(shape, [2], [3]))
-    longest = g.Max(*before)
-    after = Size(*(_loaded(g, side, longest, imgsz) for side in before))
+    ratio = _fit_ratio(g, before, imgsz)
+    after = Size(*(_loaded(g, side, ratio) for side in before))
     resized = g.if_images(
-        g.Greater(longest, [imgsz]),
+        g.Greater(ratio.of, ratio.to),
         lambda branch: shrink(branch, images, before, after),
         lambda branch: branch.if_images(
-            branch.Less(longest, [imgsz]),
+            branch.Less(ratio.of, ratio.to),
             lambda inner: enlarge(inner, images, before, after),
             lambda inner: inner.Transpose(images, perm=[0, 3, 1, 2]),
         ),
     )
-    padded = Size(*(_padded(g, side, longest, imgsz, stride) for side in before))
+    padded = Size(*(_padded(g, side, ratio, stride) for side in before))
     spare = Size(*(g.Sub(whole, side) for whole, side in zip(padded, after, strict=True)))
     top, left = (g.Div(side, [2]) for side in spare)
     margins = g.Concat([0, 0], top, left, [0, 0], g.Sub(spare.height, top), g.Sub(spare.width, left), axis=0)
@@ -191,21 +192,38 @@ def preprocess(g: Nodes, images: Value, imgsz: int, stride: int) -> Letterboxed:
     return Letterboxed(g.Div(g.cast(letterboxed, np.float32), 255.0), before, after, left, top)
 
 
-def _loaded(g: Nodes, side: Value, longest: Value, imgsz: int) -> Value:
-    """Return side · imgsz / longest, half to even, at least 1."""
-    twice = g.Mul(longest, [2])
-    scaled = g.Add(g.Mul(side, [2 * imgsz]), longest)
+class _Ratio(NamedTuple):
+    """Factor of lengths by which an image is resized, int64 (1,): `to` / `of`."""
+
+    to: Value
+    twice: Value  # 2 · to
+    of: Value
+
+
+def _fit_ratio(g: Nodes, before: Size, imgsz: ImageSize) -> _Ratio:
+    """Return what `fit_ratios` of data/feed/image_sizes.py does."""
+    if isinstance(imgsz, int):
+        return _Ratio([imgsz], [2 * imgsz], g.Max(*before))
+    by_height = g.LessOrEqual(g.Mul(before.width, [imgsz.height]), g.Mul(before.height, [imgsz.width]))
+    to = g.Where(by_height, [imgsz.height], [imgsz.width])
+    return _Ratio(to, g.Mul(to, [2]), g.Where(by_height, before.height, before.width))
+
+
+def _loaded(g: Nodes, side: Value, ratio: _Ratio) -> Value:
+    """Return side · ratio, half to even, at least 1."""
+    twice = g.Mul(ratio.of, [2])
+    scaled = g.Add(g.Mul(side, ratio.twice), ratio.of)
     up = g.Div(scaled, twice)
     is_half = g.Equal(g.Mul(up, twice), scaled)
     is_odd = g.Equal(g.Mod(up, [2]), [1])
     return g.Max(g.Sub(up, g.cast(g.And(is_half, is_odd), np.int64)), [1])
 
 
-def _padded(g: Nodes, side: Value, longest: Value, imgsz: int, stride: int) -> Value:
-    """Return ceil(side · imgsz / longest / stride + 1/2) · stride."""
-    unit = g.Mul(longest, [stride])
+def _padded(g: Nodes, side: Value, ratio: _Ratio, stride: int) -> Value:
+    """Return ceil(side · ratio / stride + 1/2) · stride."""
+    unit = g.Mul(ratio.of, [stride])
     twice = g.Mul(unit, [2])
-    cells = g.Div(g.Add(g.Mul(side, [2 * imgsz]), g.Sub(g.Mul(unit, [3]), [1])), twice)
+    cells = g.Div(g.Add(g.Mul(side, ratio.twice), g.Sub(g.Mul(unit, [3]), [1])), twice)
     return g.Mul(cells, [stride])
 
 

@@ -21,6 +21,7 @@ from tessera.models.nms import NmsSettings, select_candidates, undo_letterbox
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
 from tessera.utils.evaluation.network import ImageDetector, Network
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.types import Detections
 
 _MIN_IOU = 0.5  # of two boxes that match
@@ -155,7 +156,7 @@ class RoundDetections(NamedTuple):
 
 
 def detect_rounds(
-    backend: Network | ImageDetector, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+    backend: Network | ImageDetector, images: Sequence[Pixels], imgsz: ImageSize, rounds: tuple[Round, ...] = ROUNDS
 ) -> RoundDetections:
     """Run a network on the images; a UserError where it fails."""
     detect, by_round, times = image_detector(backend, imgsz), [], [0.0]
@@ -170,7 +171,7 @@ def rounds_difference(
     reference: RoundDetections,
     other: RoundDetections,
     images: Sequence[Pixels],
-    imgsz: int,
+    imgsz: ImageSize,
     allowed: Tolerance,
     network: Network,
 ) -> OutputDifference:
@@ -178,7 +179,7 @@ def rounds_difference(
     parts = []
     for current, expected, found in zip(reference.rounds, reference.detections, other.detections, strict=True):
         for image, one, two in zip(images[:: current.step], expected, found, strict=True):
-            scale = imgsz / max(image.shape[:2])
+            scale = min(most / side for most, side in zip(size_hw_of(imgsz), image.shape[:2], strict=True))
             limits = {"conf": current.conf, "max_det": current.max_det, "scale": scale, "margin": allowed.margin}
             compared = compare(one, two, **limits)
             if allowed.overlap is not None and compared.exceeds(allowed):
@@ -199,7 +200,7 @@ class Candidates(NamedTuple):
     in_batch: Detections  # the same rows in pixels of the network input, unclipped, as NMS compares them
 
 
-def candidates_of(backend: Network, rules: NmsSettings, imgsz: int, image: Pixels) -> Candidates:
+def candidates_of(backend: Network, rules: NmsSettings, imgsz: ImageSize, image: Pixels) -> Candidates:
     """Return all predictions above the confidence of `rules`."""
     canvas, placement = letterbox_image(image, imgsz, backend.stride, backend.size_hw)
     rows = select_candidates(backend(network_input(canvas, backend.accelerator.device)), rules).cpu()[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, head_option, option, parsed_confidence, weights_option
+from tessera.utils.flags.options import Options, head_option, imgsz_option, option, parsed_confidence, weights_option
+from tessera.utils.image_size import ImageSize
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,7 @@ class ExportConfig(Options):
     weights: str = weights_option("checkpoint, or published file by name (--list-weights)")
     head: str = head_option()
     include: tuple[str, ...] = option(("onnx",), "formats to write", many=True)
-    imgsz: tuple[int, ...] = option(
-        (),
-        "image size in pixels, long side (default: as trained); with --raw: one fixed side, or height width",
-        "--img",
-        "--img-size",
-        kind=int,
-        low=32,
-        high=8192,
-        many=True,
-    )
+    imgsz: ImageSize = imgsz_option(0, "0 = as trained; with --raw fixed")
     output: str = option(
         "", "output folder, created if missing (default: the checkpoint's; for a bare name, the working directory)"
     )
@@ -48,12 +40,6 @@ class ExportConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.imgsz) > 2 or (len(self.imgsz) == 2 and not self.raw):
-            found = " ".join(map(str, self.imgsz))
-            raise ConfigError(
-                f"--imgsz {found}: expected one number, the long side, or with --raw two, height and width. The "
-                "other side follows from each image."
-            )
         if self.raw and self.batched:
             raise ConfigError("--raw --batched: the raw network takes any batch size. Leave out --batched.")
         if self.half and self.int8:

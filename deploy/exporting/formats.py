@@ -31,6 +31,7 @@ from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import program_version
 from tessera.utils.flags.version import __version__
+from tessera.utils.image_size import size_hw_of
 from tessera.utils.machine.optional_packages import explain_library_errors, import_extra
 from tessera.utils.text import shown, strict_json
 
@@ -143,7 +144,7 @@ def write_litert(job: ExportJob, path: Path) -> None:
 
 
 def _of_one_size(job: ExportJob) -> tuple[RawNetwork, torch.Tensor, dict[str, str]]:
-    height, width = job.size_hw or (job.imgsz, job.imgsz)
+    height, width = size_hw_of(job.imgsz)
     metadata = {**describe(job, whole=False), "size_hw": strict_json([height, width])}
     return RawNetwork(job.model), torch.rand(1, job.model.channels, height, width), metadata
 
@@ -217,7 +218,7 @@ FORMATS = (
     Format("openvino", ".xml", _OPENVINO, write_openvino, "openvino", ("onnx", "onnxscript", "openvino"), "nncf"),
     Format("torchscript", ".torchscript", _BARE, write_torchscript),
     Format("safetensors", ".safetensors", ("half",), write_safetensors, "safetensors", ("safetensors",)),
-    # ncnn and LiteRT networks take one size: square, or `--raw --imgsz H W`.
+    # ncnn and LiteRT networks take one size: that of `--imgsz`.
     Format("ncnn", ".ncnn.param", _BARE, write_ncnn, "ncnn", ("pnnx",)),
     Format("litert", ".tflite", _BARE, write_litert, "litert", ("litert_torch",)),
     # Without the optimizer; the suffix keeps it from replacing the checkpoint.

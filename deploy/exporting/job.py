@@ -33,6 +33,7 @@ from tessera.utils.evaluation.evaluation_data import model_classes
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.options import parsed_confidence
 from tessera.utils.flags.program import program_version
+from tessera.utils.image_size import ImageSize, image_size, size_hw_of
 from tessera.utils.text import one_line, strict_json
 from tessera.utils.thresholds import class_thresholds, detection_threshold
 from tessera.utils.types import DatasetIndex
@@ -52,7 +53,7 @@ class ExportJob:
     model: DetectionModel  # unfused, in training mode on the CPU; its head is reduced to inference
     weights: Weights  # the other content of the checkpoint
     config: ExportConfig
-    imgsz: int  # long side in pixels that images are resized to, a multiple of the stride
+    imgsz: ImageSize  # that images are resized to, multiples of the stride
     size_hw: tuple[int, int] | None  # fixed height and width of the bare network; None = any
     conf: float  # recommended confidence, written to the metadata
 
@@ -66,8 +67,7 @@ class ExportJob:
             raise UserError(f"--weights {path}: reads images of {model.channels} channels, expected 3: images are RGB.")
         model.head.strip_for_inference(end2end=config.end2end)
         size_hw = _fixed_size(config, model)
-        requested = config.imgsz[0] if config.imgsz else weights.default_imgsz
-        imgsz = max(size_hw) if size_hw else check_imgsz(requested, model.stride)
+        imgsz = image_size(size_hw) if size_hw else check_imgsz(config.imgsz or weights.default_imgsz, model.stride)
         best, asked = detection_threshold(weights.confidence), parsed_confidence(config.conf_thres)
         if asked is None and weights.confidence not in (None, best):
             log.warning(
@@ -172,7 +172,7 @@ def decoded_images(index: DatasetIndex, order: NDArray[np.integer[Any]], count: 
 def _fixed_size(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:
     if not config.raw or not config.imgsz:
         return None
-    height, width = config.imgsz * 2 if len(config.imgsz) == 1 else config.imgsz
+    height, width = size_hw_of(config.imgsz)
     if height % model.stride or width % model.stride:
         near = [-(-side // model.stride) * model.stride for side in (height, width)]
         raise ConfigError(
@@ -196,7 +196,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "names": list(job.model.names),
         "format": WHOLE if whole else BARE,
         "color": "RGB",
-        "imgsz": job.imgsz,  # long side in pixels that images are resized to
+        "imgsz": job.imgsz,  # that images are resized to: long side, or height and width
         "stride": job.model.stride,  # of which their padded sides are multiples
         "size_hw": None if whole else job.size_hw,  # of a bare network with a fixed size
         "batched": whole and job.config.batched,  # takes a batch of images of one size

@@ -36,6 +36,7 @@ from tessera.utils.evaluation.average_precision import LEVEL, resampled
 from tessera.utils.evaluation.average_precision import ROUNDS as BOOTSTRAP_ROUNDS
 from tessera.utils.evaluation.evaluate import Evaluation, Settings, evaluate_split
 from tessera.utils.evaluation.network import ImageDetector, Network, network_of_weights, open_model
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.machine.optional_packages import MissingExtra, explain_library_errors, import_extra
 from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
@@ -72,7 +73,7 @@ def verify(
     `files` are by format; `index` and `class_of` of `job.images`, None = synthetic images, without mAP. A UserError
     where the detections of a file differ, or it loses more mAP than `--max-drop`.
     """
-    images, origin = sample_images(index, job.imgsz)
+    images, origin = sample_images(index, max(size_hw_of(job.imgsz)))
     judge = Verifier(job, images, world, index, Settings(class_of=class_of))
     rows = [judge.network(), *(judge.file(path) for path in files.values())]
     print(f"Compared on {origin}; ms: median per image, from pixels to boxes; px: of {job.imgsz}")
@@ -158,7 +159,7 @@ class Verifier:
             backend, self._index, self._world, self._imgsz(backend), self._settings, batch_size=_BATCH, workers=0
         )
 
-    def _imgsz(self, backend: Network | ImageDetector) -> int:
+    def _imgsz(self, backend: Network | ImageDetector) -> ImageSize:
         return backend.fixed_imgsz or self._job.imgsz
 
 

@@ -10,6 +10,7 @@ from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
+from tessera.utils.image_size import image_size
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.text import first_line, shown, strict_json
 
@@ -44,7 +45,7 @@ def read_safetensors(path: Path) -> Weights:
             names=tuple(json.loads(found["names"])),
             source=path.name,
             data=found["data"],
-            imgsz=None if imgsz is None else int(imgsz),
+            imgsz=None if imgsz is None else image_size(imgsz),
             confidence=None if confidence is None else float(confidence),
             class_confidences=tuple(float(one) for one in json.loads(found["class_confidences"])),
             pixels=PixelRule.from_plain(json.loads(found["pixels"]), f"{path}: pixels"),

@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.data.feed.image_sizes import DEFAULT_OVERLAP
 from tessera.data.source.image_header import is_truncated
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.deploy.inference.input_images import Color, DarkImageWarning, ImageInput, content_of, to_pixels
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
@@ -50,7 +51,7 @@ class Detector:
     Args:
         weights: a checkpoint, an exported file, or an open model; "" = best.pt of the newest run in runs/train.
         trust_file: allow `weights` that are a program (.torchscript), which can run anything.
-        imgsz: long side in pixels that images are resized to; None = the training size.
+        imgsz: long side in pixels that images are resized to, or height and width; None = the training size.
         conf_thres: confidence threshold. None = the one with the best mean F1 in validation, or 0.25 if unknown;
             "auto" = the one with the best F1 of each class.
         iou_thres: IoU threshold of NMS.
@@ -65,7 +66,7 @@ class Detector:
 
     Attributes:
         names: class names by index.
-        imgsz: inference size in pixels.
+        imgsz: inference size in pixels, one number or two.
         pipeline: from pixels to detections.
         rules: thresholds and NMS settings.
 
@@ -79,7 +80,7 @@ class Detector:
         weights: str | Path | Network | ImageDetector = "",
         *,
         trust_file: bool = False,
-        imgsz: int | None = None,
+        imgsz: int | Sequence[int] | None = None,
         conf_thres: Confidence = None,
         iou_thres: float = DEFAULT_IOU,
         max_det: int = MAX_DET,
@@ -91,7 +92,8 @@ class Detector:
         overlap: float = DEFAULT_OVERLAP,
         device: str = "",
     ) -> None:
-        _check(imgsz, conf_thres, iou_thres, max_det)
+        size = DetectConfig(imgsz=imgsz or 0).imgsz  # type: ignore[arg-type]
+        _check(conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as images are not split into tiles. Give tile too.")
         if isinstance(weights, (Network, ImageDetector)):
@@ -101,7 +103,7 @@ class Detector:
             model = open_model(
                 str(weights or newest_best_checkpoint()), world, augment=augment, half=half, trust_file=trust_file
             )
-        self.names, self.imgsz = model.names, model.check_imgsz(imgsz or 0)
+        self.names, self.imgsz = model.names, model.check_imgsz(size)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = nms_settings(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
@@ -279,9 +281,7 @@ def _split_source(source: Source) -> tuple[list[str | int | Path] | None, Iterab
     return (items, []) if items and all(isinstance(item, (str, int, Path)) for item in items) else (None, items)
 
 
-def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det: int) -> None:
-    if imgsz is not None and not 32 <= imgsz <= 8192:
-        raise ConfigError(f"imgsz: found {imgsz}, allowed is 32 to 8192.")
+def _check(conf_thres: Confidence, iou_thres: float, max_det: int) -> None:
     if conf_thres not in (None, "auto") and not (isinstance(conf_thres, (int, float)) and 0 <= conf_thres <= 1):
         raise ConfigError(f"conf_thres: found {shown(conf_thres)}, expected a number from 0 to 1, or auto.")
     if not 0 <= iou_thres <= 1:

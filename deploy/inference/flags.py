@@ -9,12 +9,14 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import (
     Options,
     head_option,
+    imgsz_option,
     option,
     parsed_confidence,
     threads_option,
     trust_file_option,
     weights_option,
 )
+from tessera.utils.image_size import ImageSize
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,7 @@ class DetectConfig(Options):
     source: tuple[str, ...] = option(
         (), "images, videos, folders, globs, lists (.txt), URLs, camera numbers; - = standard input", many=True
     )
-    imgsz: int = option(
-        0, "image size in pixels, long side (0 = as trained)", "--img", "--img-size", kind=int, low=32, high=8192
-    )
+    imgsz: ImageSize = imgsz_option(0, "0 = as trained")
     conf_thres: str = option(
         "", "confidence threshold; auto = the best of each class (default: the weights' best, else 0.25)", "--conf"
     )

@@ -27,6 +27,7 @@ from tessera.utils.checkpoints.format import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import ImageDetector, Network, TimedDetections
 from tessera.utils.flags.program import called
+from tessera.utils.image_size import ImageSize, image_size, size_hw_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.text import first_line, one_line, shown
 from tessera.utils.thresholds import DEFAULT_CONF
@@ -116,15 +117,16 @@ class Description:
             )
         try:
             names = tuple(json.loads(strings["names"]))
-            imgsz, stride = int(strings["imgsz"]), int(strings["stride"])
+            stride = int(strings["stride"])
             size, conf, confs, rule = (
                 json.loads(strings.get(key) or "null") for key in ("size_hw", "conf", "conf_per_class", "pixels")
             )
             size_hw = None if size is None else (int(size[0]), int(size[1]))
+            imgsz = image_size(size_hw or json.loads(strings["imgsz"]))
             confidence, class_confidences = None if conf is None else float(conf), tuple(map(float, confs or ()))
             pixels = PixelRule.from_plain(rule, "pixels")
             check_detector(names, imgsz, confidence, class_confidences)
-            _check_sizes(names, imgsz, stride, size_hw)
+            _check_sizes(names, imgsz, stride)
         except (DamagedFile, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
             text = ("" if isinstance(error, DamagedFile) else f"{type(error).__name__}: ") + first_line(error)
             raise UserError(f"{path}: its metadata is damaged ({text}). Export again.") from error
@@ -148,13 +150,13 @@ class Description:
         return {**self.fields, "describe": lambda imgsz: f"{self.path.name}: {runtime}", **own}
 
 
-def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
+def _check_sizes(names: tuple[str, ...], imgsz: ImageSize, stride: int) -> None:
     """Raise DamagedFile for values that export.py does not write."""
     if not names:
         raise DamagedFile("it names no class")
     if not (0 < stride <= _MULTIPLE and _MULTIPLE % stride == 0) and not _MULTIPLE < stride <= _WIDEST_STRIDE:
         raise DamagedFile(f"its stride is {stride}, expected a divisor of {_MULTIPLE}, or up to {_WIDEST_STRIDE}")
-    for side in (imgsz, *(size_hw or ())):
+    for side in size_hw_of(imgsz):
         if side % stride or not 0 < side <= MAX_IMGSZ:
             raise DamagedFile(
                 f"it takes {side} pixels, expected a multiple of its stride {stride}, at most {MAX_IMGSZ}"

@@ -34,6 +34,7 @@ from tessera.data.feed.image_sizes import (
 )
 from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.evaluation.network import ImageDetector, Model, Network, TimedDetections, network_nms
+from tessera.utils.image_size import ImageSize
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.types import Detections, Sample
 
@@ -47,13 +48,13 @@ Boxes = NDArray[np.float32]
 
 
 def image_detector(
-    model: Network | ImageDetector, imgsz: int, tile: int = 0, overlap: float = DEFAULT_OVERLAP
+    model: Network | ImageDetector, imgsz: ImageSize, tile: int = 0, overlap: float = DEFAULT_OVERLAP
 ) -> ImageDetector:
     """Return the detector of whole images of an opened model.
 
     Args:
         model: a network, which gets preprocessing and postprocessing, or a detector.
-        imgsz: long side in pixels that images are resized to, a multiple of the stride.
+        imgsz: size that images are resized to, multiples of the stride.
         tile: split larger images into tiles of this many pixels, besides the whole image; 0 = off.
         overlap: smallest overlap of neighbouring tiles as a fraction of a tile.
 
@@ -89,7 +90,7 @@ def image_detector(
     return ImageDetector(**described, detect=detect)
 
 
-def _of_network(network: Network, imgsz: int, image: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
+def _of_network(network: Network, imgsz: ImageSize, image: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
     started, accelerator = time.perf_counter(), network.accelerator
     canvas, placement = letterbox_image(image, imgsz, network.stride, network.size_hw)
     with torch.no_grad():  # ends before a caller has the result
@@ -125,9 +126,9 @@ def nms_settings(
 
 
 def letterbox_image(
-    image: NDArray[np.uint8], imgsz: int, stride: int, size_hw: tuple[int, int] | None = None
+    image: NDArray[np.uint8], imgsz: ImageSize, stride: int, size_hw: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.uint8], Placement]:
-    """Resize uint8 (H, W, 3) RGB to a long side of `imgsz` and letterbox it to multiples of `stride`, or to `size_hw`.
+    """Resize uint8 (H, W, 3) RGB to the size `imgsz` and letterbox it to multiples of `stride`, or to `size_hw`.
 
     Returns:
         uint8 (h, w, 3), and the placement scale_x, scale_y, left, top: x = x_image · scale_x + left.
@@ -135,7 +136,7 @@ def letterbox_image(
     height, width = image_hw(image)
     original_hw = np.array((height, width))
     loaded_h, loaded_w = resized_sizes(original_hw, imgsz).tolist()
-    small = resized(image, (loaded_h, loaded_w), area=max(height, width) > imgsz)
+    small = resized(image, (loaded_h, loaded_w), area=max(height, width) > max(loaded_h, loaded_w))
     shape_h, shape_w = size_hw or rect_val_shapes(original_hw[None], imgsz, stride)[0].tolist()
     placed, (scale_x, scale_y, left, top) = letterbox(Sample(small, _NO_BOXES, _NO_CLASSES), (shape_h, shape_w))
     return placed.image, (scale_x * (loaded_w / width), scale_y * (loaded_h / height), left, top)

@@ -41,7 +41,7 @@ class LossSettings:
     topk: float = 10.0  # task-aligned assignment: cells per object, exponents of the class probability and of the IoU
     alpha: float = 0.5
     beta: float = 6.0
-    imgsz: int = field(default=640, kw_only=True)  # training size in pixels
+    imgsz: int = field(default=640, kw_only=True)  # training size in pixels, of height and width the larger
     label_smoothing: float = field(default=0.0, kw_only=True)  # ε of the class targets
     class_weights: Tensor | None = field(default=None, kw_only=True)  # as of `Criterion`
 

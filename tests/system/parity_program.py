@@ -67,7 +67,7 @@ def run(words: list[str], world: World) -> None:
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = open_train_loader(context, index, ShmBudget(world), stack)
         criterion = model.head.criterion(
-            LossSettings.of(hyp, imgsz=config.imgsz, class_weights=class_weights(hyp, index))
+            LossSettings.of(hyp, imgsz=context.longer_side, class_weights=class_weights(hyp, index))
         )
         optimizer = build_optimizer(model, context.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
@@ -78,7 +78,8 @@ def run(words: list[str], world: World) -> None:
         model.train()
 
         def size_of(epoch: int, batch: int) -> int:
-            return scaled_size(config.seed, epoch, batch, config.imgsz, 32) if config.multi_scale else config.imgsz
+            longest = context.longer_side
+            return scaled_size(config.seed, epoch, batch, longest, 32) if config.multi_scale else longest
 
         pooled: list[tuple[torch.Tensor, ...]] = []
         for module in model.modules():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 BATCH = 12  # images, on one to four ranks
 STEPS = 4  # optimizer steps an epoch
-MORE = {4: ("--sync-bn", "--cfg", "tessera-n.yaml")}  # flags by the number of ranks
+MORE = {4: ("--sync-bn", "--cfg", "tessera-n.yaml", "--imgsz", "64", "96")}  # flags by the number of ranks
 Runs = Callable[[int], Path]  # run directories by the number of ranks
 
 

@@ -77,7 +77,7 @@ CASES = {
     "yolox-nano": Case(flags=("--cfg", "yolox-nano.yaml"), hyp=FREE),
     "yolov9": Case(head="DetectYOLOv9, [nc, 64]", hyp=FREE),
     "partial-batch": Case(images=20),
-    "rect": Case(flags=("--rect",)),
+    "rect": Case(flags=("--rect", "--imgsz", "64", "96")),
     "tiles": Case(flags=("--tile", "64")),
     "image-weights": Case(flags=("--image-weights",)),
     "class-weights": Case(hyp=(("class_weights", '{"star": 5, "circle": 0.5}'),)),
@@ -85,7 +85,7 @@ CASES = {
         flags=("--cfg", "tessera-n.yaml", "--sampling", "balanced"),
         hyp=(*FREE, ("class_weights", '{"star": 5, "circle": 0.5}')),
     ),
-    "multi-scale": Case(flags=("--multi-scale",)),
+    "multi-scale": Case(flags=("--multi-scale", "--imgsz", "64", "96")),
     "in-part": Case(in_part=True),
     "free-in-part": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE, in_part=True),
     "yolox-in-part": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE, in_part=True),
@@ -192,9 +192,9 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
     elif name == "tiles":
         assert max(batch.max() for batch in indices) >= CASES[name].images, "views"
     elif name == "rect":
-        assert any(height != width for _, _, height, width in images)
+        assert {shape[1:3] for shape in images} == {(64, 64), (64, 96)}
     elif name == "multi-scale":
-        assert len(set(alone["sizes"])) > 1
+        assert len(set(alone["sizes"])) > 1 and {shape[1:3] for shape in images} == {(64, 96)}
     elif name == "image-weights":
         assert any(len(batch.unique()) < BATCH for batch in indices), "drawn with replacement"
     elif name == "balanced":

@@ -57,9 +57,9 @@ def coco128(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("trained")
     data = make_data(folder, train=8, val=4)
-    assert train.main(flags(data, folder / "runs", "--epochs", "1")) == 0
+    assert train.main(flags(data, folder / "runs", "--epochs", "1", "--imgsz", "64", "96")) == 0
     weights = folder / "runs" / "exp" / "weights" / "best.pt"
-    args = ["--data", str(data), "--weights", str(weights), "--imgsz", "64", "--device", "cpu", "--workers", "0"]
+    args = ["--data", str(data), "--weights", str(weights), "--device", "cpu", "--workers", "0"]
     return [*args, "--save-json", "--max-det", "20"]
 
 
@@ -69,12 +69,14 @@ def test_four_images_measure_the_same_on_more_ranks(
     trained: list[str], tmp_path: Path, ranks: int, command: Command
 ) -> None:
     args = [*trained, "--project", str(tmp_path)]
-    alone = command(val.main, *args, "--name", "alone")
-    own = [*args[2:4], *args[6:]]  # the dataset and the size are the checkpoint's own
+    alone = command(val.main, *args, "--name", "alone", "--imgsz", "64", "96")
+    own = args[2:]  # the dataset and the size are the checkpoint's own
     together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
     assert printed_metrics(alone) == printed_metrics(together)
-    assert "Evaluating at 64 px (--imgsz): best.pt (after 1 epoch) was trained at 64." in alone.err, alone.said
-    assert together.err.count("Evaluating at 64 px: best.pt (after 1 epoch) was trained at 64.") == 1, together.said
+    assert "Evaluating at 64x96 px (--imgsz): best.pt (after 1 epoch) was trained at 64x96." in alone.err, alone.said
+    assert together.err.count("Evaluating at 64x96 px: best.pt (after 1 epoch) was trained at 64x96.") == 1, (
+        together.said
+    )
     assert together.err.count(f"{args[0]} {args[1]}: the dataset that {args[3]} was trained on.") == 1, (
         "the checkpoint's own --data"
     )
@@ -91,7 +93,7 @@ def test_tiles_have_the_detections_of_detect_in_tiles(trained: list[str], tmp_pa
     assert val.main([*trained, *tiles, "--project", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "exp" / "predictions.json").read_text())
     detector = Detector(
-        trained[3], imgsz=64, conf_thres=1e-5, iou_thres=0.6, max_det=20, tile=64, overlap=0.3, device="cpu"
+        trained[3], imgsz=(64, 96), conf_thres=1e-5, iou_thres=0.6, max_det=20, tile=64, overlap=0.3, device="cpu"
     )
     found = []
     for result in detector(Path(trained[1]).parent / "shapes" / "images" / "val"):
@@ -100,6 +102,26 @@ def test_tiles_have_the_detections_of_detect_in_tiles(trained: list[str], tmp_pa
     seen = np.array([[*row["bbox"], row["score"]] for row in rows])
     apart = np.abs(seen[:, None] - np.array(found)[None]).max(2)
     assert max(apart.min(0).max(), apart.min(1).max()) < 0.05, "pixels"
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_an_export_of_a_height_and_a_width_has_the_metrics_of_its_checkpoint(
+    trained: list[str], raw: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bare network takes this one shape, as the checkpoint does where its shape is fixed."""
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    common = {"data": trained[1], "workers": 0, "device": "cpu", "max_det": 20, "project": str(tmp_path)}
+    size = {"imgsz": (64, 96)} if raw else {}  # else as trained
+    (path,) = export.run(weights=trained[3], output=str(tmp_path), raw=raw, max_drop=1e-9, data=trained[1], **size)
+    found = val.run(weights=str(path), imgsz=96, **common)
+    assert f"{path.name} was exported for another size; using 64x96." in caplog.text
+    assert path.name == ("best-raw-64x96.onnx" if raw else "best.onnx")
+    state = torch.load(trained[3], weights_only=True)
+    assert state["imgsz"] == state["config"]["imgsz"] == [64, 96]
+    if not raw:
+        expected = val.run(weights=trained[3], **common)
+        assert found.map == pytest.approx(expected.map, abs=1e-9) and found.map50 == pytest.approx(expected.map50)
 
 
 def test_without_what_surrounds_the_core_only_the_metrics_are_printed(

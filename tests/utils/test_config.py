@@ -37,6 +37,9 @@ def test_defaults() -> None:
     [
         (["--batch", "8"], "batch_size", 8),
         (["--img", "320"], "imgsz", 320),
+        (["--img-size", "640", "640"], "imgsz", 640),
+        (["--imgs", "384", "640", "--rect"], "imgsz", (384, 640)),
+        (["--imgsz=384 640"], "imgsz", (384, 640)),
         (["--cache"], "cache", "ram"),
         (["--resume"], "resume", "newest"),
         (["--resume", "a/last.pt"], "resume", "a/last.pt"),
@@ -93,11 +96,36 @@ def test_python_names() -> None:
         TrainConfig.named({"bath": 4})
 
 
-@pytest.mark.parametrize("options", [ValConfig, DetectConfig])
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("0", "found 0, allowed is 32 to 8192"),
+        ("-640", "found -640, allowed is 32 to 8192"),
+        ("384 0", "found 0, allowed is 32 to 8192"),
+        ("384x640", "found '384x640', expected a whole number, or two: height width"),
+        ("384 640 3", "found '384 640 3', expected one number, the long side, or two, height and width"),
+    ],
+)
+def test_image_sizes_that_are_refused(sizes: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--imgsz: {said}\.$"):
+        TrainConfig(**TrainConfig.from_args(["--imgsz", *sizes.split()]))
+
+
+def test_a_height_and_a_width_are_kept_as_given() -> None:
+    """Files of two models may follow on a command line."""
+    config = TrainConfig(imgsz=[384, 640])  # type: ignore[arg-type]
+    assert TrainConfig(**TrainConfig.from_args(config.as_args())) == TrainConfig(**config.as_dict()) == config
+    assert config.as_dict()["imgsz"] == [384, 640] and f"{config.imgsz}" == "384x640"
+    compared = CompareConfig.from_args(["--imgsz", "384", "640", "a.pt", "b.pt"])
+    assert compared == {"imgsz": "384 640", "models": ["a.pt", "b.pt"]}
+
+
+@pytest.mark.parametrize("options", [ValConfig, DetectConfig, ExportConfig])
 def test_a_default_outside_the_range_stands_for_something_else(options: type[Options]) -> None:
     """0 = the trained size, or no tiles; what is smaller than a tile or an image can be is refused."""
-    options(**options.from_args(["--imgsz", "0", "--tile", "0"]))
-    for flag, allowed in (("--imgsz", "32 to 8192, or 0"), ("--tile", "at least 32, or 0")):
+    flags = {"--imgsz": "32 to 8192, or 0", **({} if options is ExportConfig else {"--tile": "at least 32, or 0"})}
+    for flag, allowed in flags.items():
+        options(**options.from_args([flag, "0"]))
         with pytest.raises(ConfigError, match=rf"^{flag}: found 16, allowed is {allowed}\.$"):
             options(**options.from_args([flag, "16"]))
         with pytest.raises(ConfigError, match=rf"^{flag}: found -1, allowed is {allowed}\.$"):

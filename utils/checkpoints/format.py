@@ -24,6 +24,7 @@ from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, DamagedFile, pickl
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import atomic_write, special_file_kind
 from tessera.utils.flags.version import __version__
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.text import first_line, first_of, plural, shown
 from tessera.utils.types import Metrics
 
@@ -45,6 +46,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any, least: int = 0) -> bool:
     return type(value) is int and least <= value < 2**63
+
+
+def _is_size(value: Any) -> bool:
+    return _is_count(value) or (_items(_is_count)(value) and len(value) == 2)
 
 
 def _is_instance(kind: type) -> _Test:
@@ -107,7 +112,7 @@ _DESCRIPTION: dict[str, tuple[str, _Test]] = {
     "model_yaml": _VALUES,
     "names": ("a list of text", _items(_is_instance(str))),
     "stride": ("a list of numbers", _items(_is_number)),
-    "imgsz": ("a whole number, or nothing", _optional(_is_count)),
+    "imgsz": ("one or two whole numbers, or nothing", _optional(_is_size)),
     "anchors": ("a tensor, or nothing", _optional(_is_instance(Tensor))),
     "pixels": ("two limits of levels, or nothing", _optional(_table(_items(_is_number)))),
     "dataset_hash": _TEXT,
@@ -125,7 +130,7 @@ def describe_run(
     model: DetectionModel,
     config: Mapping[str, Any],
     hyp: Mapping[str, Any],
-    imgsz: int,
+    imgsz: ImageSize,
     dataset_hash: str,
     git: str | None = None,
     pixels: PixelRule | None = None,
@@ -140,7 +145,7 @@ def describe_run(
         "model_yaml": model.yaml,
         "names": list(model.names),
         "stride": list(model.head.strides),
-        "imgsz": imgsz,
+        "imgsz": imgsz if isinstance(imgsz, int) else list(imgsz),
         "anchors": model.head.priors,
         "pixels": None if pixels is None else pixels.as_dict(),
         "dataset_hash": dataset_hash,
@@ -341,7 +346,7 @@ def check_parts(value: Any, most: int) -> None:
 
 
 def check_detector(
-    names: Sequence[Any], imgsz: int | None, confidence: float | None, class_confidences: Sequence[float]
+    names: Sequence[Any], imgsz: ImageSize | None, confidence: float | None, class_confidences: Sequence[float]
 ) -> None:
     """Raise DamagedFile if the description of a detector, in a checkpoint or an export, is impossible.
 
@@ -352,7 +357,7 @@ def check_detector(
             raise DamagedFile(
                 f"it names a class {shown(name, 60)}, expected text of at most {LONGEST_CLASS_NAME} letters"
             )
-    if imgsz is not None and not MIN_IMGSZ <= imgsz <= MAX_IMGSZ:
+    if imgsz is not None and not all(MIN_IMGSZ <= side <= MAX_IMGSZ for side in size_hw_of(imgsz)):
         raise DamagedFile(f"its size is {imgsz} pixels, expected {MIN_IMGSZ} to {MAX_IMGSZ}")
     for value in (*(() if confidence is None else (confidence,)), *class_confidences):
         if not 0 <= value <= 1:

@@ -27,6 +27,7 @@ from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.extensions import extension
 from tessera.utils.files import absolute_path, reachable_path, special_file_kind
 from tessera.utils.flags.program import called
+from tessera.utils.image_size import ImageSize, image_size
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
 from tessera.utils.text import first_of, one_line, plural
 from tessera.utils.user_parts import load_part
@@ -45,7 +46,7 @@ class Weights(NamedTuple):
     names: tuple[str, ...]  # classes by index
     source: str  # for the log: "best.pt (after 12 epochs)"
     data: str = ""  # dataset YAML of the training, as given
-    imgsz: int | None = None  # training size in pixels
+    imgsz: ImageSize | None = None  # training size in pixels
     confidence: float | None = None  # with the best mean F1 in validation
     class_confidences: tuple[float, ...] = ()  # with the best F1 of each class
     pixels: PixelRule | None = None  # conversion of images with more than 8 bits
@@ -54,7 +55,7 @@ class Weights(NamedTuple):
     is_backbone: bool = False  # of a classifier, without a detector's neck and head
 
     @property
-    def default_imgsz(self) -> int:
+    def default_imgsz(self) -> ImageSize:
         """Default image size in pixels for validation, detection and export."""
         return self.imgsz or _USUAL_IMGSZ
 
@@ -110,7 +111,7 @@ def _read(path: Path) -> Weights:
         tuple(state["names"]),
         source=f"{path.name} ({done})",
         data=data if isinstance(data, str) else "",
-        imgsz=state["imgsz"],
+        imgsz=None if state["imgsz"] is None else image_size(state["imgsz"]),
         confidence=thresholds["confidence"],
         class_confidences=tuple(thresholds["class_confidences"]),
         pixels=PixelRule.from_plain(state["pixels"], f"{path}: pixels"),

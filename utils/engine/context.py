@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.image_size import ImageSize, size_hw_of
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex, DatasetSpec, Pretraining
 
@@ -17,11 +18,16 @@ class RunContext:
     config: TrainConfig  # flags, completed by the recipe's file and AutoBatch's batch size
     hyp: Hyp
     world: World
-    imgsz: int  # training size in pixels, a multiple of `stride`
+    imgsz: ImageSize  # training size in pixels, multiples of `stride`
     stride: int  # largest of the model, in pixels
     folder: Path  # run directory, on rank 0's host
     pretraining: Pretraining = "scratch"
     resumed: bool = False
+
+    @property
+    def longer_side(self) -> int:
+        """The longer side of `imgsz`."""
+        return max(size_hw_of(self.imgsz))
 
     @property
     def val_batch_size(self) -> int:

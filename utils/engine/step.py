@@ -6,7 +6,7 @@ A step whose gradient is not finite is skipped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -230,7 +230,7 @@ def _step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
-    """Return the image size of a global batch: uniform in [0.5, 1.5) · imgsz, rounded down to the stride."""
+    """Return the longer side of a global batch's images: uniform in [0.5, 1.5) · imgsz, rounded down to the stride."""
     return _floored(int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2)), stride)
 
 
@@ -244,12 +244,18 @@ def largest_size(imgsz: int, stride: int) -> int:
     return _floored(imgsz * 3 // 2 - 1, stride)
 
 
+def scaled_hw(size_hw: Sequence[int], factor: float, stride: int) -> tuple[int, int]:
+    """Return the multiples of the stride that are nearest to `factor` times a height and width."""
+    height, width = (max(round(side * factor / stride), 1) * stride for side in size_hw)
+    return height, width
+
+
 def _floored(size: int, stride: int) -> int:
     return max(size // stride, 1) * stride
 
 
 def min_images(size: int, stride: int) -> int:
-    """Return how many images of `size` pixels a normalisation needs: a single value has no variance."""
+    """Return how many images of longer side `size` a normalisation needs: a single value has no variance."""
     return 2 if size <= stride else 1
 
 
@@ -258,8 +264,8 @@ def scaled_batch(context: RunContext, images: Tensor, targets: Tensor, epoch: in
     config, stride = context.config, context.stride
     if not config.multi_scale:
         return images, targets
-    factor = scaled_size(config.seed, epoch, batch, context.imgsz, stride) / max(images.shape[2:])
-    height, width = (max(round(side * factor / stride), 1) * stride for side in images.shape[2:])
+    factor = scaled_size(config.seed, epoch, batch, context.longer_side, stride) / context.longer_side
+    height, width = scaled_hw(images.shape[2:], factor, stride)
     scale_y, scale_x = height / images.shape[2], width / images.shape[3]
     scaled = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
     return scaled, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))

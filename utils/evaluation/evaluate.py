@@ -30,6 +30,7 @@ from tessera.utils.evaluation.average_precision import Ranking, ranking_of
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.matching import Matches, match_image
 from tessera.utils.evaluation.network import ImageDetector, Network, network_nms
+from tessera.utils.image_size import ImageSize
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
@@ -90,7 +91,7 @@ def evaluate_split(
     model: Network | ImageDetector,
     index: DatasetIndex,
     world: World,
-    imgsz: int,
+    imgsz: ImageSize,
     settings: Settings,
     *,
     batch_size: int,
@@ -99,7 +100,7 @@ def evaluate_split(
 ) -> Evaluation:
     """Evaluate an opened model on a split.
 
-    `imgsz` is the long side of the images in pixels; `batch_size` and `workers` are those of a rank.
+    `imgsz` is the size of the images; `batch_size` and `workers` are those of a rank.
     """
     with (
         open_images(index, imgsz, "none", "area", world) as store,

@@ -11,6 +11,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.network import Model
 from tessera.utils.flags.program import called
 from tessera.utils.flags.val import EvaluationConfig
+from tessera.utils.image_size import ImageSize
 from tessera.utils.text import escape_control, first_of, plural
 from tessera.utils.types import DatasetSpec
 
@@ -80,8 +81,8 @@ def check_pixels(model: Model, spec: DatasetSpec) -> None:
         )
 
 
-def evaluation_imgsz(model: Model, config: EvaluationConfig) -> int:
-    """Return the long side of the images in pixels: `--imgsz`, or else the size of the model."""
+def evaluation_imgsz(model: Model, config: EvaluationConfig) -> ImageSize:
+    """Return the size of the images: `--imgsz`, or else the size of the model."""
     imgsz = model.check_imgsz(config.imgsz)
     given = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
     log.info(f"Evaluating at {imgsz} px{given}: {model.source} {model.imgsz_origin}.")

@@ -27,6 +27,7 @@ from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, m
 from tessera.utils.engine.precision import Precision, half_precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
+from tessera.utils.image_size import ImageSize, image_size
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
 from tessera.utils.machine.host import at_once
 from tessera.utils.ranks.world import World
@@ -48,9 +49,9 @@ class Model:
 
     source: str  # name of the file in messages
     names: tuple[str, ...]  # class names by index
-    imgsz: int  # training size in pixels, a multiple of `stride`
+    imgsz: ImageSize  # training size, multiples of `stride`; where it is fixed, that of `size_hw`
     stride: int  # the sides of its input are multiples of it
-    describe: Callable[[int], str]  # a line on the model and its runtime at an image size in pixels
+    describe: Callable[[ImageSize], str]  # a line on the model and its runtime at an image size
     imgsz_origin: str = ""  # origin of the training size, such as "was trained at 640"
     size_hw: tuple[int, int] | None = None  # fixed height and width; None = any multiples of the stride
     confidence: float | None = None  # confidence with the best mean F1 in validation; None = unknown
@@ -67,12 +68,12 @@ class Model:
         return len(self.names)
 
     @property
-    def fixed_imgsz(self) -> int:
-        """Fixed long side in pixels; 0 = any."""
-        return max(self.size_hw or (0,))
+    def fixed_imgsz(self) -> ImageSize:
+        """The only possible image size; 0 = any."""
+        return image_size(self.size_hw or 0)
 
-    def check_imgsz(self, imgsz: int) -> int:
-        """Return the supported long side nearest to `imgsz`, with a warning if that differs; 0 = its own."""
+    def check_imgsz(self, imgsz: ImageSize) -> ImageSize:
+        """Return the supported size nearest to `imgsz`, with a warning if that differs; 0 = its own."""
         if not self.fixed_imgsz:
             return check_imgsz(imgsz or self.imgsz, self.stride)
         if imgsz not in (0, self.fixed_imgsz):
@@ -118,7 +119,7 @@ class ImageDetector(Model):
     detect: Callable[[NDArray[np.uint8], NmsSettings], TimedDetections]
 
     @property
-    def fixed_imgsz(self) -> int:
+    def fixed_imgsz(self) -> ImageSize:
         return self.imgsz
 
     def __call__(self, image: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
@@ -201,7 +202,7 @@ def network_of_weights(
 
 def network_of(
     fused: DetectionModel,
-    imgsz: int,
+    imgsz: ImageSize,
     accelerator: Accelerator,
     precision: Precision | None = None,
     *,
@@ -215,7 +216,7 @@ def network_of(
             decoded, raw = (predict_augmented(fused, images), None) if augment else fused(images)
             return decoded, raw
 
-    def describe(imgsz: int) -> str:
+    def describe(imgsz: ImageSize) -> str:
         with autocast():
             return summary(fused, imgsz)
 

@@ -25,6 +25,7 @@ from tessera.utils.files import atomic_write, check_path, suffix_of, user_path
 from tessera.utils.flags.json_output import FLAG
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.version import __version__
+from tessera.utils.image_size import ImageSize, image_size
 from tessera.utils.text import one_line, shown
 from tessera.utils.user_parts import part_names
 from tessera.utils.yaml_file import dump_yaml
@@ -67,6 +68,7 @@ def option(
     bare: Any = None,
     many: bool = False,
     positional: str = "",
+    pair: bool = False,
 ) -> Any:
     """A field that is a flag.
 
@@ -80,15 +82,22 @@ def option(
         bare: the value of the flag without an argument.
         many: takes one or more values.
         positional: name in --help of values given without a flag; "" = a flag is needed.
+        pair: takes one number, or two, as an ImageSize.
     """
     metadata = {"help": help, "flags": flags, "kind": kind, "low": low, "high": high, "choices": choices, "bare": bare}
-    metadata |= {"default": default, "many": many or bool(positional), "positional": positional}
+    metadata |= {"default": default, "many": many or bool(positional), "positional": positional, "pair": pair}
     return field(default=default, metadata=metadata)
 
 
 def weights_option(what: str) -> Any:
     """Return the field `--weights` of commands that use a trained model."""
     return option("", f"{what} (default: best.pt of the newest run in runs/train)")
+
+
+def imgsz_option(default: int, note: str = "") -> Any:
+    """Return the field `--imgsz`, an ImageSize."""
+    text = "image size in pixels: long side, or height width" + (f" ({note})" if note else "")
+    return option(default, text, "--img", "--img-size", kind=int, low=32, high=8192, pair=True)
 
 
 def trust_file_option() -> Any:
@@ -207,7 +216,8 @@ class Options:
                 raise ConfigError(
                     f"{flag}: no flag, but a setting of {setter}. Give {setter} {key}={value or 'VALUE'}."
                 )
-        given = vars(parser.parse_intermixed_args(words))
+        pairs = [flag for f in fields.values() if f.metadata["pair"] for flag in flags_of(f)]
+        given = vars(parser.parse_intermixed_args(_join_numbers(words, pairs)))
         given.pop(FLAG, None)  # `JsonOutput` has read it before
         return {**replaced_flags(cls.program, former)[0], **given}
 
@@ -264,14 +274,40 @@ def flags_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
     return ("--" + f.name.replace("_", "-"), *f.metadata["flags"])
 
 
+def _join_numbers(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Join the numbers after each of some flags, or its abbreviation, to one word, since a positional may follow."""
+    joined: list[str] = []
+    room = False  # for a number
+    for word in words:
+        number = word.lstrip("-").isdecimal()
+        if room and number and not joined[-1].startswith("--"):
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+        room = (room and number) or (len(word) > 2 and any(flag.startswith(word) for flag in flags))
+    return joined
+
+
 def _checked(value: Any, f: dataclasses.Field[Any]) -> Any:
     """Return the value of field `f`, converted; raise ConfigError if it is not allowed."""
     m, flag = f.metadata, flags_of(f)[0]
+    if m["pair"]:
+        return _pair(value, flag, m)
     if m["many"]:
         return tuple(_scalar(v, flag, m) for v in (value if isinstance(value, (list, tuple)) else [value]))
     if m["bare"] is not None and isinstance(value, bool):  # run(cache=True) is the bare flag
         value = m["bare"] if value else f.default
     return _scalar(value, flag, m)
+
+
+def _pair(value: Any, flag: str, m: Mapping[str, Any]) -> ImageSize:
+    sides = value.split() if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+    if len(sides) not in (1, 2):
+        found = shown(" ".join(map(str, sides)))
+        raise ConfigError(f"{flag}: found {found}, expected one number, the long side, or two, height and width.")
+    if len(sides) == 1:
+        return image_size(_scalar(sides[0], flag, m))
+    return image_size([_scalar(side, flag, {**m, "default": None}) for side in sides])
 
 
 def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
@@ -300,6 +336,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         exact = False
     if not exact:
         wanted = "a whole number" if kind is int else "a number"
+        wanted += ", or two: height width" * m["pair"]
         raise ConfigError(f"{flag}: found {shown(value)}, expected {wanted}.")
     low, high, default = m["low"], m["high"], m["default"]
     is_outside = (low is not None and number < low) or (high is not None and number > high)

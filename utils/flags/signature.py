@@ -16,6 +16,7 @@ _TYPES = {
     "conf_thres": "float | str",
     "device": "str | int",
     "head": "str | type[Any]",
+    "imgsz": "int | Sequence[int]",
     "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
     "data": "str | Path | Mapping[str, Any]",
     "transforms": "str | Callable[..., Any] | Sequence[str | Callable[..., Any] | tuple[Callable[..., Any], str]]",

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, head_option, option, threads_option, trust_file_option, weights_option
+from tessera.utils.flags.options import (
+    Options,
+    head_option,
+    imgsz_option,
+    option,
+    threads_option,
+    trust_file_option,
+    weights_option,
+)
+from tessera.utils.image_size import ImageSize
 from tessera.utils.thresholds import MAX_DET, MOST_DET, Threshold
 
 ALL_CONF = 0.001  # confidence from which on detections count for mAP
@@ -20,7 +29,7 @@ class EvaluationConfig(Options):
     trust_file: bool = trust_file_option()
     head: str = head_option()
     batch_size: int = option(32, "batch size per rank", "--batch", kind=int, low=1)
-    imgsz: int = option(0, "image size in pixels (0 = as trained)", "--img", "--img-size", kind=int, low=32, high=8192)
+    imgsz: ImageSize = imgsz_option(0, "0 = as trained")
     conf_thres: float = option(
         ALL_CONF,
         "confidence threshold of mAP; a higher one is also that of P, R and errors, else the best F1's",

@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tessera.utils.engine.state import Training
+from tessera.utils.image_size import ImageSize
 from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.text import escape_control, table_row
 from tessera.utils.types import Metrics
@@ -129,7 +130,7 @@ class EpochBar:
                 self._plain = os.get_terminal_size(self._stream.fileno()).columns == 0  # as in some containers
         self._started = self._shown = time.monotonic()
         self._ended: float | None = None
-        self._latest: tuple[Tensor | Sequence[float], int, int] | None = None
+        self._latest: tuple[Tensor | Sequence[float], int, ImageSize] | None = None
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> EpochBar:
@@ -178,11 +179,11 @@ class EpochBar:
                 return
             yield batch
 
-    def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: int) -> None:
+    def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: ImageSize) -> None:
         """Count `batches` since the last call as done, and refresh the output when it is due.
 
         Losses are means of the epoch so far, read only when they are shown; `instances` are the objects in the last
-        batch, and `size` is its longer side in pixels.
+        batch, and `size` is the image size.
         """
         self.done += batches
         self._latest = (losses, instances, size)

@@ -26,6 +26,7 @@ from tessera.utils.engine.step import TrainStep, min_images
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
 from tessera.utils.evaluation.network import fused_copy, network_of
+from tessera.utils.image_size import ImageSize, image_size, size_hw_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
@@ -135,8 +136,8 @@ class Trial:
     config: TrainConfig
     hyp: Hyp
     world: World
-    imgsz: int
-    largest: int  # image size of the training in pixels
+    imgsz: ImageSize
+    largest: ImageSize  # of the images of the training
     model: DetectionModel
     criterion: Criterion[Any]
     precision: Precision
@@ -149,7 +150,7 @@ class Trial:
         accelerator.reset_peak_memory()
         held = accelerator.allocated_memory()
         try:
-            return self._peaks(max(images, min_images(self.largest, model.stride)), held)
+            return self._peaks(max(images, min_images(max(size_hw_of(self.largest)), model.stride)), held)
         finally:
             model.zero_grad(set_to_none=True)
             model.load_state_dict(before)
@@ -186,35 +187,37 @@ class Trial:
     def _validate(self, state: TrainState[DetectionModel], images: int, world: World) -> None:
         """Validate two batches: the second is computed while the first is matched."""
         imgsz, accelerator = self.imgsz, world.accelerator
-        square = rect_val_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self.model.stride)
+        padded = image_size(rect_val_shapes(np.array([size_hw_of(imgsz)]), imgsz, self.model.stride)[0].tolist())
         network = network_of(fused_copy(state.ema.model, accelerator), imgsz, accelerator)
         index = synthetic_index(images, imgsz, self.model.names)
         evaluation = ShardEvaluation(network, index, world, Settings(), self.criterion)
         with accelerator.without_kernel_benchmark():
-            evaluation.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
+            evaluation.add(accelerator.prefetch(synthetic_batch(images, padded) for _ in range(2)))
         accelerator.synchronize()
 
 
-def synthetic_batch(images: int, size: int) -> Batch:
+def synthetic_batch(images: int, imgsz: ImageSize) -> Batch:
     """Return noise images with one object each."""
-    pixels = torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=torch.Generator())
-    targets: Tensor = torch.tensor([[i, 0, 0, 0, size / 2, size / 2] for i in range(images)])
-    sizes_hw = torch.full((images, 2), size)
+    height, width = size_hw_of(imgsz)
+    pixels = torch.randint(0, 256, (images, height, width, 3), dtype=torch.uint8, generator=torch.Generator())
+    targets: Tensor = torch.tensor([[i, 0, 0, 0, width / 2, height / 2] for i in range(images)])
+    sizes_hw = torch.tensor([[height, width]]).expand(images, 2)
     placements = torch.tensor([[1.0, 1, 0, 0]], dtype=torch.float64).expand(images, 4)
     return Batch(pixels, targets, torch.arange(images), sizes_hw, placements)
 
 
-def synthetic_index(images: int, size: int, names: Sequence[str]) -> DatasetIndex:
+def synthetic_index(images: int, imgsz: ImageSize, names: Sequence[str]) -> DatasetIndex:
     """Return an index of `images` images with one object each."""
+    height, width = size_hw_of(imgsz)
     return DatasetIndex(
         split="val",
         names=tuple(names),
         path_bytes=np.zeros(0, np.uint8),
         path_offsets=np.zeros(images + 1, np.int64),
-        sizes_hw=np.full((images, 2), size, np.int32),
+        sizes_hw=np.full((images, 2), (height, width), np.int32),
         box_offsets=np.arange(images + 1),
         classes=np.zeros(images, np.int32),
-        boxes_xyxy=np.tile(np.array([[0, 0, size / 2, size / 2]], np.float32), (images, 1)),
+        boxes_xyxy=np.tile(np.array([[0, 0, width / 2, height / 2]], np.float32), (images, 1)),
         segment_offsets=np.zeros(0, np.int64),
         segment_points=np.zeros((0, 2), np.float32),
         digest="",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.data.feed.cache import ShmBudget, open_images
+from tessera.data.feed.image_sizes import fit_ratios
 from tessera.data.feed.image_store import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
@@ -26,6 +27,7 @@ from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.state import Progress
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.flags.program import called
+from tessera.utils.image_size import ImageSize
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.text import first_of, shown
@@ -64,8 +66,8 @@ def load_splits(config: TrainConfig, world: World) -> Splits:
     return Splits(spec, train, val)
 
 
-def training_data(splits: Splits, config: TrainConfig, imgsz: int, world: World) -> TrainingData:
-    """Return the dataset of a training at `imgsz` pixels: the images, or with `--tile` their tiles.
+def training_data(splits: Splits, config: TrainConfig, imgsz: ImageSize, world: World) -> TrainingData:
+    """Return the dataset of a training at the size `imgsz`: the images, or with `--tile` their tiles.
 
     Raises:
         UserError: the tiles do not suit the objects.
@@ -121,11 +123,12 @@ def _open_val_loader(context: RunContext, index: DatasetIndex, memory: ShmBudget
     )
 
 
-def box_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
-    """Return widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`; at most MOST_SIZES."""
+def box_sizes(index: DatasetIndex, imgsz: ImageSize) -> NDArray[np.float64]:
+    """Return widths and heights of boxes (m, 2), in pixels of images resized to `imgsz`; at most MOST_SIZES."""
     chosen = sample_indices(MOST_SIZES, len(index.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
     boxes = index.boxes_xyxy[chosen]
-    scale = (imgsz / index.sizes_hw.max(1))[np.searchsorted(index.box_offsets, chosen, side="right") - 1]
+    to, of = fit_ratios(index.sizes_hw, imgsz)
+    scale = (to / of)[np.searchsorted(index.box_offsets, chosen, side="right") - 1]
     sizes: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale[:, None]
     return sizes
 

@@ -33,8 +33,9 @@ from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
 from tessera.utils.engine.recipe import choose_hyp, chosen_weights, pretrained_hint
 from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Training, TrainState
-from tessera.utils.engine.step import largest_size, min_images, smallest_size
+from tessera.utils.engine.step import largest_size, min_images, scaled_hw, smallest_size
 from tessera.utils.errors import ConfigError
+from tessera.utils.image_size import ImageSize, image_size, size_hw_of
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
@@ -61,7 +62,7 @@ class Recipe(NamedTuple):
     weights: Weights | None
     data: TrainingData
     head: type[Head]
-    imgsz: int
+    imgsz: ImageSize
 
 
 def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None) -> Recipe:
@@ -119,7 +120,7 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         model, hyp_of_run = _build(recipe, world, resumed)
         # Frees the weights' memory for AutoBatch.
         recipe = recipe._replace(weights=None, hyp=hyp_of_run)
-        images = torch.rand(1, 3, recipe.imgsz, recipe.imgsz, device=world.device)
+        images = torch.rand(1, 3, *size_hw_of(recipe.imgsz), device=world.device)
         precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
         batch_size = _batch_size(recipe, model, criterion, precision, world)
@@ -137,7 +138,7 @@ def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[De
     require_agreement(run_fingerprint(hyp, {"train": data.train, "val": data.val}, model), world)
     if not resumed and (recipe.pretraining != "known" or hyp.anchors):  # trained anchors stay
         rng = None if config.noautoanchor else sample_rng(config.seed, 0, 0, "anchors")
-        sizes, settings = box_sizes(data.train, recipe.imgsz), LossSettings.of(hyp, imgsz=recipe.imgsz)
+        sizes, settings = box_sizes(data.train, recipe.imgsz), LossSettings.of(hyp, imgsz=max(size_hw_of(recipe.imgsz)))
         fitting = world.run_on_main(lambda: model.head.prepare(sizes, settings, rng))
         model.head.load_state_dict(fitting, strict=False)
     model.to(world.device).to(memory_format=accelerator.memory_format)
@@ -155,7 +156,8 @@ def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion
     by_class = class_weights(recipe.hyp, recipe.data.images)
     by_class = None if by_class is None else by_class.to(world.device)
     smoothing = recipe.config.label_smoothing
-    settings = LossSettings.of(recipe.hyp, imgsz=recipe.imgsz, label_smoothing=smoothing, class_weights=by_class)
+    longest = max(size_hw_of(recipe.imgsz))
+    settings = LossSettings.of(recipe.hyp, imgsz=longest, label_smoothing=smoothing, class_weights=by_class)
     return model.head.criterion(settings)
 
 
@@ -166,7 +168,10 @@ def _batch_size(
     config, imgsz = recipe.config, recipe.imgsz
     if config.batch_size > 0:
         return config.batch_size
-    largest = largest_size(imgsz, model.stride) if config.multi_scale else imgsz
+    largest, size_hw = imgsz, size_hw_of(imgsz)
+    if config.multi_scale:
+        factor = largest_size(max(size_hw), model.stride) / max(size_hw)
+        largest = image_size(scaled_hw(size_hw, factor, model.stride))
     trial = Trial(config, recipe.hyp, world, imgsz, largest, model, criterion, precision)
     return auto_batch_size(trial, recipe.data.images_per_epoch, world)
 
@@ -191,17 +196,17 @@ def _fresh_state(
 
 def check_statistics(context: RunContext) -> None:
     """Raise ConfigError if a batch leaves a normalisation a single value per channel."""
-    config, imgsz, stride, ranks = context.config, context.imgsz, context.stride, context.world.size
-    size = smallest_size(imgsz, stride) if config.multi_scale else imgsz
+    config, stride, ranks = context.config, context.stride, context.world.size
+    size = smallest_size(context.longer_side, stride) if config.multi_scale else context.longer_side
     images = context.batch_size if config.sync_bn else context.rank_batch_size
     if images >= min_images(size, stride):
         return
     scaled, enough = (f" --multi-scale, down to {size} px", 4 * stride) if config.multi_scale else ("", 2 * stride)
     each, shared = (" on each rank", ", --sync-bn") if ranks > 1 else ("", "")
     raise ConfigError(
-        f"--batch-size {context.batch_size} --imgsz {imgsz}{scaled}: the deepest layers get one value per channel"
-        f"{each}, which has no variance to normalise by. Give --batch-size {2 * ranks} or more{shared}, or --imgsz "
-        f"{enough} or more."
+        f"--batch-size {context.batch_size} --imgsz {context.imgsz}{scaled}: the deepest layers get one value per "
+        f"channel{each}, which has no variance to normalise by. Give --batch-size {2 * ranks} or more{shared}, or "
+        f"--imgsz {enough} or more."
     )
 
 
@@ -209,7 +214,7 @@ def explain_batch_memory(context: RunContext) -> AbstractContextManager[None]:
     """Return a context that turns exhausted memory in a step into a UserError."""
     scale, hint, accelerator = "", "", context.world.accelerator
     if context.config.multi_scale:
-        scale = f" (up to {largest_size(context.imgsz, context.stride)} px)"
+        scale = f" (up to {largest_size(context.longer_side, context.stride)} px)"
     if context.varies_sizes and not accelerator.is_host:
         hint = " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True wastes less on varying sizes."
     work = f"a batch of {plural(context.rank_batch_size, 'image')} a rank at {context.imgsz} px{scale}"

@@ -26,6 +26,7 @@ from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
+from tessera.utils.image_size import ImageSize, SizeHw, image_size, size_hw_of
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
@@ -42,24 +43,28 @@ def index(tmp_path: Path) -> DatasetIndex:
     return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES))
 
 
-@given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(32, 2048))
+SIDES = st.integers(32, 2048)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000), st.one_of(SIDES, st.tuples(SIDES, SIDES)))
 @example(735, 3136, 32)  # in floating point just below a half
-def test_loaded_size(height: int, width: int, imgsz: int) -> None:
+@example(64, 96, (96, 64))
+def test_loaded_size(height: int, width: int, size: int | tuple[int, int]) -> None:
+    imgsz = image_size(size)
     loaded = tuple(resized_sizes(np.array((height, width)), imgsz).tolist())
-    assert max(loaded) == imgsz and min(loaded) >= 1
-    assert abs(min(loaded) - max(min(height, width) * imgsz / max(height, width), 1)) <= 0.5 + 1e-9
+    assert min(loaded) >= 1 and any(side == most >= 0 for side, most in zip(loaded, size_hw_of(imgsz), strict=True))
     assert tuple(resized_sizes(np.array([(height, width)], np.int32), imgsz)[0].tolist()) == loaded
-    ratio = Fraction(imgsz, max(height, width))
+    ratio = min(Fraction(most, side) for most, side in zip(size_hw_of(imgsz), (height, width), strict=True))
     assert loaded == tuple(max(round(side * ratio), 1) for side in (height, width)), "half to even, exactly"
 
 
-@pytest.mark.parametrize("imgsz", [32, 64, 128])
+@pytest.mark.parametrize("imgsz", [32, 64, 128, SizeHw(64, 40)])
 @pytest.mark.parametrize("interpolation", ["linear", "area"])
-def test_resized_as_the_rule_says(index: DatasetIndex, imgsz: int, interpolation: Any) -> None:
+def test_resized_as_the_rule_says(index: DatasetIndex, imgsz: ImageSize, interpolation: Any) -> None:
     store = ImageStore(index, imgsz, interpolation)
     for i, size_hw in enumerate(SIZES):
         height, width = resized_sizes(np.array(size_hw), imgsz).tolist()
-        area = interpolation == "area" and max(size_hw) > imgsz
+        area = interpolation == "area" and (height, width) < size_hw
         method = cv2.INTER_AREA if area else cv2.INTER_LINEAR
         np.testing.assert_array_equal(
             store.load(i), cv2.resize(made_image(i, size_hw), (width, height), None, 0, 0, method)
@@ -89,10 +94,19 @@ def test_all_kinds_come_as_rgb_bytes(tmp_path: Path, name: str, pixels: np.ndarr
 
 
 @pytest.mark.parametrize(
-    ("size_hw", "by"), [((95, 60), 1), ((96, 61), 2), ((191, 97), 2), ((97, 193), 4), ((400, 301), 8)]
+    ("size_hw", "by", "imgsz"),
+    [
+        ((95, 60), 1, 32),
+        ((96, 61), 2, 32),
+        ((191, 97), 2, 32),
+        ((97, 193), 4, 32),
+        ((400, 301), 8, 32),
+        ((191, 95), 1, SizeHw(64, 32)),
+        ((97, 193), 2, SizeHw(32, 64)),
+    ],
 )
 def test_a_jpeg_far_too_large_is_decoded_smaller(
-    tmp_path: Path, size_hw: tuple[int, int], by: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size_hw: tuple[int, int], by: int, imgsz: ImageSize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "large.jpg"
     cv2.imwrite(str(path), cv2.GaussianBlur(made_image(0, size_hw), (0, 0), 8), [cv2.IMWRITE_JPEG_QUALITY, 98])
@@ -101,11 +115,11 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
     index = make_index([size_hw], paths=[path])
     asked = []
     monkeypatch.setattr(image_store, "read_image", lambda p, by, rule: asked.append(by) or read_image(p, by, rule))
-    found = ImageStore(index, 32, "linear").load(0)
-    assert asked == [by] and found.shape[:2] == tuple(resized_sizes(np.array(size_hw), 32))
+    found = ImageStore(index, imgsz, "linear").load(0)
+    assert asked == [by] and found.shape[:2] == tuple(resized_sizes(np.array(size_hw), imgsz))
     exact = cv2.resize(read_image(path), found.shape[1::-1], interpolation=cv2.INTER_AREA)
     assert np.abs(found.astype(int) - exact).mean() < 4
-    ImageStore(index, 32, "area").load(0)
+    ImageStore(index, imgsz, "area").load(0)
     assert asked[1:] == [1]
 
 

@@ -22,6 +22,7 @@ from tessera.data.feed.sampler import (
     repeat_factors,
 )
 from tessera.utils.errors import ConfigError
+from tessera.utils.image_size import ImageSize, SizeHw
 from tessera.utils.types import Draw
 from tests.data.made_index import make_index
 
@@ -153,15 +154,25 @@ def test_validation_shards(shapes: list[tuple[int, int]], ranks: int, batch: int
 
 
 @pytest.mark.parametrize(
-    ("size_hw", "shape_hw"),
-    [((640, 640), (672, 672)), ((480, 640), (512, 672)), ((427, 640), (448, 672)), ((1, 1000), (32, 672))],
+    ("size_hw", "imgsz", "shape_hw"),
+    [
+        ((640, 640), 640, (672, 672)),
+        ((480, 640), 640, (512, 672)),
+        ((427, 640), 640, (448, 672)),
+        ((1, 1000), 640, (32, 672)),
+        ((360, 640), SizeHw(192, 320), (224, 352)),
+        ((480, 640), SizeHw(192, 320), (224, 288)),
+    ],
 )
-def test_validation_shape_by_hand(size_hw: tuple[int, int], shape_hw: tuple[int, int]) -> None:
-    assert rect_val_shapes(np.array([size_hw], np.int32), 640, 32).tolist() == [list(shape_hw)]
+def test_validation_shape_by_hand(size_hw: tuple[int, int], imgsz: ImageSize, shape_hw: tuple[int, int]) -> None:
+    assert rect_val_shapes(np.array([size_hw], np.int32), imgsz, 32).tolist() == [list(shape_hw)]
 
 
-@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([64, 640, 1280]), st.sampled_from([8, 32, 64]))
-def test_a_loaded_image_fits_into_its_validation_shape(height: int, width: int, imgsz: int, stride: int) -> None:
+IMAGE_SIZES: list[ImageSize] = [64, 640, SizeHw(192, 320), SizeHw(1280, 64)]
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(IMAGE_SIZES), st.sampled_from([8, 32, 64]))
+def test_a_loaded_image_fits_into_its_validation_shape(height: int, width: int, imgsz: ImageSize, stride: int) -> None:
     sizes_hw = np.array([[height, width]], np.int32)
     shape = rect_val_shapes(sizes_hw, imgsz, stride)
     assert (shape % stride == 0).all() and (shape >= resized_sizes(sizes_hw, imgsz)).all()

@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 from tessera.deploy.exporting.detector_graph import Limits, Nodes, batch_detections, detect, preprocess, typed_value
 from tessera.deploy.runtime.pipeline import letterbox_image
 from tessera.models.nms import NmsSettings, non_max_suppression
+from tessera.utils.image_size import SizeHw
 from tests.deploy.exporting.conftest import session_of
 from tests.deploy.exporting.made import made_image, thresholds, unmatched
 
 IMGSZ, STRIDE = 96, 32
 
 
-@pytest.fixture(scope="module")
-def preprocessing() -> Any:
-    """Images (B, H, W, 3) to what the network reads, in ONNX Runtime."""
+@pytest.fixture(scope="module", params=[IMGSZ, SizeHw(64, 96)])
+def preprocessing(request: pytest.FixtureRequest) -> Any:
+    """An image size, and images (B, H, W, 3) to what the network reads, in ONNX Runtime."""
     nodes = Nodes("before")
     given = typed_value("given", np.uint8, ["b", "h", "w", 3])
-    images = preprocess(nodes, given, IMGSZ, STRIDE).images
-    return session_of(nodes, [given], [typed_value("images", np.float32, [None] * 4, images)])
+    images = preprocess(nodes, given, request.param, STRIDE).images
+    return request.param, session_of(nodes, [given], [typed_value("images", np.float32, [None] * 4, images)])
 
 
 SIDES = st.one_of(st.integers(1, 200), st.integers(1, 1500))
@@ -42,8 +43,9 @@ SIDES = st.one_of(st.integers(1, 200), st.integers(1, 1500))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_pixels_equal_the_pipelines(preprocessing: Any, height: int, width: int, gray: bool, seed: int) -> None:
     image = made_image(height, width, seed, gray=gray)
-    expected, _ = letterbox_image(image, IMGSZ, STRIDE)
-    (found,) = preprocessing.run(None, {"given": image[None]})
+    imgsz, session = preprocessing
+    expected, _ = letterbox_image(image, imgsz, STRIDE)
+    (found,) = session.run(None, {"given": image[None]})
     assert found.dtype == np.float32
     levels = np.abs(found[0].transpose(1, 2, 0) * 255 - expected.astype(np.float32))
     # Values a millionth beside a half may round otherwise: that many, and by one level, where sides are tiny.

@@ -58,7 +58,7 @@ MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
     ({"int8": True}, "the dataset that best.pt was trained on is not known"),
     ({"end2end": True}, "no one-to-one branch"),
     ({"raw": True, "imgsz": [100, 64]}, "multiples of 16"),
-    ({"imgsz": [64, 96]}, "the long side"),
+    ({"imgsz": [64, 96, 32]}, "height and width"),
     ({"conf_thres": "much"}, "a number from 0 to 1"),
     ({"include": ["pt"], "raw": True}, "pt has no such variant"),
     ({"raw": True, "batched": True}, "any batch size"),

@@ -202,7 +202,7 @@ def test_the_anchor_free_head(tmp_path: Path, end2end: bool) -> None:
 def test_half_is_half_where_it_may_be(made_pt: Path, made_onnx: Path, model: DetectionModel, tmp_path: Path) -> None:
     # Without the command's verdict: in ten bits an untrained network may prefer another of two boxes.
     path = tmp_path / "best-half.onnx"
-    write_onnx(ExportJob.read(ExportConfig(weights=str(made_pt), imgsz=(IMGSZ,), half=True)), path)
+    write_onnx(ExportJob.read(ExportConfig(weights=str(made_pt), imgsz=IMGSZ, half=True)), path)
     assert precision_of(path).startswith("float16") and path.stat().st_size < made_onnx.stat().st_size
     expected = pipeline(model, made_image(96, 96), IMGSZ, NmsSettings(0.2, IOU))
     found = detections(open_session(path), made_image(96, 96), conf=0.2)

@@ -13,6 +13,7 @@ from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, scaled_batch, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
+from tessera.utils.image_size import ImageSize, SizeHw, size_hw_of
 from tessera.utils.ranks.world import World
 from tessera.utils.training.setup import check_statistics
 from tessera.utils.types import Batch
@@ -124,16 +125,19 @@ def test_multi_scale_sizes(imgsz: int) -> None:
     assert (min(sizes), max(sizes)) == (smallest_size(imgsz, 32), largest_size(imgsz, 32))
 
 
-def test_images_and_boxes_take_the_size_of_their_batch() -> None:
-    run = made_run(load_hyp("hyp.scratch-low.yaml"), World(), imgsz=64, batch_size=2, multi_scale=True)
+@pytest.mark.parametrize("imgsz", [64, SizeHw(64, 128)])
+def test_images_and_boxes_take_the_size_of_their_batch(imgsz: ImageSize) -> None:
+    run = made_run(load_hyp("hyp.scratch-low.yaml"), World(), imgsz=imgsz, batch_size=2, multi_scale=True)
     boxes = torch.tensor([[0, 1, 8, 16, 24, 32.0]])
     sizes = set()
     for batch in range(8):
-        images, targets = scaled_batch(run, torch.rand(2, 3, 64, 64), boxes, 0, batch)
-        size = scaled_size(run.config.seed, 0, batch, 64, run.stride)
-        assert images.shape == (2, 3, size, size)
-        assert torch.equal(targets[:, :2], boxes[:, :2]) and torch.allclose(targets[:, 2:], boxes[:, 2:] * size / 64)
-        sizes.add(size)
+        images, targets = scaled_batch(run, torch.rand(2, 3, *size_hw_of(imgsz)), boxes, 0, batch)
+        width = scaled_size(run.config.seed, 0, batch, run.longer_side, run.stride)
+        height = width if imgsz == 64 else max(round(width / 64), 1) * 32  # the nearest to half
+        assert images.shape == (2, 3, height, width)
+        scale = torch.tensor([width / run.longer_side, height / 64]).repeat(2)
+        assert torch.equal(targets[:, :2], boxes[:, :2]) and torch.allclose(targets[:, 2:], boxes[:, 2:] * scale)
+        sizes.add(width)
     assert len(sizes) > 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import UserError
+from tessera.utils.image_size import ImageSize, SizeHw, size_hw_of
 from tessera.utils.ranks.world import World
 from tessera.utils.training.autobatch import Trial, auto_batch_size, fit_batch, synthetic_batch
 from tessera.utils.types import Batch
@@ -82,7 +84,7 @@ def test_errors_for_one_image() -> None:
         auto_batch_size(lambda n: (n // 0, 0), 24, world)
 
 
-def made_trial(device: StandIn | FakeCuda, size: int, **flags: object) -> Trial:
+def made_trial(device: StandIn | FakeCuda, size: ImageSize, **flags: object) -> Trial:
     torch.manual_seed(0)
     hyp = load_hyp("hyp.scratch-low.yaml")
     model = DetectionModel(TINY, names=("a", "b")).to(device.device)
@@ -129,16 +131,17 @@ def test_the_chosen_batch_fits_and_fills_its_share() -> None:
             trial(batch * 2)
 
 
-def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+@pytest.mark.parametrize("imgsz", [64, SizeHw(64, 96)])
+def test_the_validation_is_tried_at_the_largest_shape_there(imgsz: ImageSize, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[SizeHw] = []
 
-    def made(images: int, size: int) -> Batch:
-        sizes.append(size)
+    def made(images: int, size: ImageSize) -> Batch:
+        sizes.append(size_hw_of(size))
         return synthetic_batch(images, size)
 
     monkeypatch.setattr("tessera.utils.training.autobatch.synthetic_batch", made)
     with FakeCuda() as device:
-        trial = made_trial(device, 64)
+        trial = dataclasses.replace(made_trial(device, imgsz), imgsz=imgsz)
         trial(1)
-    stride = trial.model.stride
-    assert sizes == [64, 64, 64, 64 + stride, 64 + stride]
+    height, width = size_hw_of(imgsz)
+    assert sizes == [(height, width)] * 3 + [(height + trial.model.stride, width + trial.model.stride)] * 2

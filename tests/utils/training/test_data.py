@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.image_size import ImageSize, SizeHw, size_hw_of
 from tessera.utils.ranks.world import World
 from tessera.utils.training import data
 from tessera.utils.training.data import by_effective_number, class_weights
@@ -36,19 +37,22 @@ def test_labels_are_filtered_at_the_training_size() -> None:
         data.training_data(splits, TrainConfig(tile=64), 32, World())
 
 
-def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("imgsz", [640, SizeHw(480, 640)])
+def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(
+    imgsz: ImageSize, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     labels = [[0] * int(count) for count in rng.integers(0, 4, 300)]  # some images without any
     index = make_index([tuple(size) for size in rng.integers(20, 900, (300, 2)).tolist()], classes=labels)
-    scale = (640 / index.sizes_hw.max(1)).repeat(np.diff(index.box_offsets))
+    scale = (np.array(size_hw_of(imgsz)) / index.sizes_hw).min(1).repeat(np.diff(index.box_offsets))
     every = (index.boxes_xyxy[:, 2:] - index.boxes_xyxy[:, :2]) * scale[:, None]
-    np.testing.assert_array_equal(data.box_sizes(index, 640), every)
+    np.testing.assert_array_equal(data.box_sizes(index, imgsz), every)
     monkeypatch.setattr(data, "MOST_SIZES", len(every))
-    np.testing.assert_array_equal(data.box_sizes(index, 640), every)
+    np.testing.assert_array_equal(data.box_sizes(index, imgsz), every)
     monkeypatch.setattr(data, "MOST_SIZES", 100)
-    sample = data.box_sizes(index, 640)
+    sample = data.box_sizes(index, imgsz)
     assert sample.shape == (100, 2) and {*map(tuple, sample)} <= {*map(tuple, every)}
-    np.testing.assert_array_equal(sample, data.box_sizes(index, 640))
+    np.testing.assert_array_equal(sample, data.box_sizes(index, imgsz))
     assert abs(sample.mean() / every.mean() - 1) < 0.2
 
 
