@@ -90,6 +90,7 @@ class Errors:
         images: int64 (N,), dataset indices, ascending.
         image_kind_counts, class_kind_counts: int64 (N, 6) and (C, 6), detections of each of `KINDS`.
         outcomes: uint8 (M,), of each object: `CORRECT`, `WRONG_CLASS`, `LOCALIZATION` or `MISSED`.
+        labels_any: bool (N,), images that label a class.
         offsets: int64 (N + 1,), where the objects of each image start in `outcomes`.
         sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, over all errors.
         worst: at most `MOST_ERRORS` of each kind.
@@ -100,6 +101,7 @@ class Errors:
     image_kind_counts: NDArray[np.int64]
     class_kind_counts: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
+    labels_any: NDArray[np.bool_]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.float64]
     confusion: ConfusionMatrix
@@ -111,8 +113,8 @@ class Errors:
         return {**found, Kind.MISSED: int((self.outcomes == Kind.MISSED).sum())}
 
     def on_background(self) -> tuple[int, int, int]:
-        """Count the images without objects, those of them that have a false positive, and their false positives."""
-        false = self.image_kind_counts[np.diff(self.offsets) == 0].sum(1)
+        """Count the images of background, those of them that have a false positive, and their false positives."""
+        false = self.image_kind_counts[(np.diff(self.offsets) == 0) & self.labels_any].sum(1)
         return len(false), int((false > 0).sum()), int(false.sum())
 
 
@@ -162,6 +164,7 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
         by_image.reshape(-1, len(KINDS)),
         by_class.reshape(nc, len(KINDS)),
         outcomes,
+        ~index.labels_nothing()[found.images],
         np.concatenate((np.zeros(1, np.int64), np.cumsum(found.target_counts))),
         np.bincount(errors.kinds, errors.sizes, len(Kind)).astype(np.float64),
         ConfusionMatrix(nc, *cells),

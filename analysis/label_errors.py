@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tessera.analysis.error_analysis import Box, ImageLabels
@@ -131,12 +130,13 @@ def sizes_of(boxes_xyxy: NDArray[np.float32], sizes_hw: NDArray[np.int32] | tupl
 
 
 class Labels(NamedTuple):
-    """The labels of an image: classes (G,), boxes (G, 4), ignored regions, height and width."""
+    """The labels of an image: classes (G,), boxes (G, 4), ignored regions, height and width, and unlabelled classes."""
 
     classes: NDArray[np.int32]
     boxes_xyxy: NDArray[np.float32]
     regions: tuple[NDArray[np.int32], NDArray[np.float32]]
     size_hw: tuple[int, ...]
+    unlabelled: NDArray[np.bool_] | None = None  # (C,); None = the image labels all
 
 
 class _Scene(NamedTuple):
@@ -159,7 +159,7 @@ def find_candidates(image: int, detections: Detections, labels: Labels, counts: 
     """
     order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
     boxes = to_host(detections.boxes_xyxy).astype(np.float32).reshape(-1, 4)[order].round(2)
-    matches = match_image(detections, labels.boxes_xyxy, labels.classes, labels.regions)
+    matches = match_image(detections, labels.boxes_xyxy, labels.classes, labels.regions, labels.unlabelled)
     correct, own = np.flatnonzero(matches.kinds == Kind.CORRECT), np.full(len(labels.classes), -1)
     own[matches.objects[correct]] = correct
     scores = matches.scores.round(4)
@@ -260,17 +260,14 @@ class EvidenceCollector:
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Add the images of a batch."""
         for image, detections in zip(batch.indices.tolist(), found, strict=True):
-            if (unlabelled := self._index.unlabelled(image)) is not None:
-                detections = detections.select(torch.from_numpy(~unlabelled)[detections.classes])
             classes, boxes = self._index.labels(image)
             of_regions, regions = self._index.ignored(image)
             known = self._known[classes]
             of_regions = np.append(of_regions, np.full((~known).sum(), -1, np.int32))
             regions = np.concatenate((regions, boxes[~known]))
             size_hw = tuple(self._index.sizes_hw[image].tolist())
-            rows = find_candidates(
-                image, detections, Labels(classes[known], boxes[known], (of_regions, regions), size_hw), self._counts
-            )
+            labels = Labels(classes[known], boxes[known], (of_regions, regions), size_hw, self._index.unlabelled(image))
+            rows = find_candidates(image, detections, labels, self._counts)
             places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # rows among all labels; -1 stays
             rows["object"], rows["other"] = places[rows["object"]], places[rows["other"]]
             self._rows.append(rows)

@@ -76,10 +76,10 @@ class Plots(Observer):
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
     """Write the first 16 images of a training batch with their targets as a JPEG."""
     images = list(batch.images[:MAX_IMAGES].cpu().numpy())
-    save_grid(images, [labelled(batch, image) for image in range(len(images))], names, captions, target)
+    save_grid(images, [annotations_of(batch, image) for image in range(len(images))], names, captions, target)
 
 
-def labelled(batch: Batch, image: int) -> Annotations:
+def annotations_of(batch: Batch, image: int) -> Annotations:
     """Return the objects and ignored regions of one image of a batch."""
     shown = (batch.targets[:, 0] == image) & (batch.targets[:, 1] >= -1)
     rows = batch.targets[shown].cpu().numpy()
@@ -141,7 +141,7 @@ class SampleImageCollector:
         if shrunk < 1:
             pixels = cv2.resize(pixels, None, fx=shrunk, fy=shrunk, interpolation=cv2.INTER_AREA)
 
-        labels = labelled(batch, image)
+        labels = annotations_of(batch, image)
         scores = detections.scores.float().cpu().numpy()
         scale = np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
         boxes = detections.boxes_xyxy.float().cpu().numpy() * scale + np.array([left, top, left, top], np.float32)

@@ -75,6 +75,11 @@ class DatasetSpec:
         return len(self.names)
 
 
+def without_labels(sets: NDArray[np.bool_], set_of_image: NDArray[np.int32], images: int) -> NDArray[np.bool_]:
+    """Return which images label no class, (N,), from `DatasetIndex.unlabelled_sets` and `set_of_image`."""
+    return np.append(sets.all(1), False)[set_of_image] if len(set_of_image) else np.zeros(images, np.bool_)
+
+
 @dataclass(frozen=True)
 class DatasetIndex:
     """All images and labels of one split, as flat arrays, which workers share without copies."""
@@ -132,6 +137,10 @@ class DatasetIndex:
         """Return which classes image `index` does not label, (C,); None if it labels all."""
         row = self.unlabelled_set(index)
         return None if row < 0 else self.unlabelled_sets[row]
+
+    def labels_nothing(self) -> NDArray[np.bool_]:
+        """Return which images label no class, (N,)."""
+        return without_labels(self.unlabelled_sets, self.set_of_image, len(self))
 
     def images_per_label(self) -> NDArray[np.int64]:
         """Return for each class the number of images that label it, (C,)."""

@@ -47,7 +47,7 @@ class Fractions(NamedTuple):
     images: NDArray[np.int64]
     columns: NDArray[np.int64]
     values: NDArray[np.float64]
-    has: NDArray[np.bool_]  # bool (N,), images that count: those with an object, or all
+    has: NDArray[np.bool_]  # bool (N,), images that count: those with an object, or those that label all classes
 
 
 def check_drift(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
@@ -130,9 +130,9 @@ def _families(train: SplitData, other: SplitData) -> dict[str, tuple[Fractions, 
 def _classes(part: SplitData) -> Fractions:
     names = class_names(part.spec, part.single_cls)
     pairs = np.unique(np.stack((_images(part), part.scanned.classes.astype(np.int64)), 1), axis=0)
-    pairs = pairs[pairs[:, 1] < len(names)]
-    everything = np.ones(len(part.scanned.counts), np.bool_)
-    return Fractions(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), everything)
+    complete = _labels_all(part)
+    pairs = pairs[(pairs[:, 1] < len(names)) & complete[pairs[:, 0]]]
+    return Fractions(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), complete)
 
 
 def _sizes(part: SplitData) -> Fractions:
@@ -149,10 +149,16 @@ def _positions(part: SplitData) -> Fractions:
 
 
 def _object_counts(part: SplitData) -> Fractions:
-    counts = part.scanned.counts
-    everything = np.ones(len(counts), np.bool_)
-    columns = np.searchsorted(_COUNTS, counts, "right") - 1
-    return Fractions(_COUNT_NAMES, np.arange(len(counts)), columns, np.ones(len(counts)), everything)
+    complete = _labels_all(part)
+    images = np.flatnonzero(complete)
+    columns = np.searchsorted(_COUNTS, part.scanned.counts[images], "right") - 1
+    return Fractions(_COUNT_NAMES, images, columns, np.ones(len(images)), complete)
+
+
+def _labels_all(part: SplitData) -> NDArray[np.bool_]:
+    """Return which images label all classes, (N,)."""
+    sets = part.scanned.set_of_image
+    return sets < 0 if len(sets) else np.ones(len(part.scanned.counts), np.bool_)
 
 
 def _of_boxes(part: SplitData, columns: NDArray[np.int64], names: tuple[str, ...]) -> Fractions:

@@ -223,18 +223,23 @@ def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
 
 
 def _report_twice(check: DatasetCheck, part: SplitData, copies: list[list[int]]) -> None:
-    differ, equal = list[list[int]](), list[list[int]]()
+    sets, of_image = part.scanned.unlabelled_sets, part.scanned.set_of_image
+    groups = dict[tuple[bool, bool], list[list[int]]]()  # whether labels are equal, and the labelled classes differ
     for own in copies:
-        first, *others = (_labels(part, one) for one in own)
-        (equal if all(labels == first for labels in others) else differ).append(own)
-    for lines, found, which, remedy in (
-        (check.problems, differ, "that differ in their labels", ": remove all but the correct one"),
-        (check.notes, equal, "and equal labels", ""),
-    ):
-        if found:
-            example = " = ".join(_shown(part, one) for one in found[0][:3])
-            images = plural(len(found), "image")
-            lines.append(f"{part.split}: {images} with several files {which}, such as {example}{remedy}")
+        rows = of_image[own] if len(of_image) else np.full(len(own), -1)
+        hidden = np.flatnonzero(sets[rows[rows >= 0]].any(0))  # classes that not all copies label
+        first, *others = ([row for row in _labels(part, one) if row[1] not in hidden] for one in own)
+        key = all(labels == first for labels in others), bool(np.ptp(rows))
+        groups.setdefault(key, []).append(own)
+    for (is_equal, is_apart), found in sorted(groups.items()):
+        which = "and equal labels" if is_equal else "that differ in their labels"
+        remedy = "" if is_equal else ": remove all but the correct one"
+        if is_apart:
+            which, remedy = f"{which}, which label different classes", ": merge their labels into one file"
+        example = " = ".join(_shown(part, one) for one in found[0][:3])
+        images = plural(len(found), "image")
+        lines = check.notes if is_equal else check.problems
+        lines.append(f"{part.split}: {images} with several files {which}, such as {example}{remedy}")
 
 
 def _shown(part: SplitData, own: int) -> str:

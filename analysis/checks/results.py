@@ -81,7 +81,7 @@ class UnusualImage:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """Counts of a split: images, images without an object, objects; images and objects by class."""
+    """Counts of a split: images, those without an object that label any class, objects; images and objects by class."""
 
     split: str
     images: int

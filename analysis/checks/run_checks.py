@@ -109,7 +109,12 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: ImageSi
             check.problems += check.errors[errors:]
             del check.errors[errors:]
         excluded = excluded_summary(spec, split, part.scanned)
-        check.facts += [box_size_summary(part, imgsz), *ignored_regions(part), *([excluded] if excluded else [])]
+        check.facts += [
+            box_size_summary(part, imgsz),
+            *ignored_regions(part),
+            *partly_labelled(part),
+            *([excluded] if excluded else []),
+        ]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
@@ -224,13 +229,30 @@ def ignored_regions(part: SplitData) -> list[str]:
     return [f"{part.split}: {regions} in {images}, neither object nor background: {found}"]
 
 
+def partly_labelled(part: SplitData) -> list[str]:
+    """Return a summary of the images that do not label all classes; [] without such images."""
+    scanned, names = part.scanned, class_names(part.spec, part.single_cls)
+    images = np.bincount(scanned.set_of_image[scanned.set_of_image >= 0], minlength=len(scanned.unlabelled_sets))
+    if not len(images):
+        return []
+    by_class = zip(names, (images @ ~scanned.unlabelled_sets).tolist(), strict=True)
+    named = first_of([f"{shown(name)} in {count:,}" for name, count in by_class if count], 8)
+    none = int(scanned.labels_nothing().sum())
+    partly, some = (
+        int(images.sum()) - none,
+        f" label some classes only: {named}" if named else " label some classes only",
+    )
+    return [f"{part.split}: {partly:,} of {plural(len(scanned.counts), 'image')}{some}; {none:,} label none"]
+
+
 def counts_of(part: SplitData) -> SplitCounts:
     """Return image and object counts of a split."""
     classes, owners, nc = part.scanned.classes, part.owners, len(class_names(part.spec, part.single_cls))
     pairs = np.unique(np.stack((classes, owners), 1), axis=0) if len(classes) else np.zeros((0, 2), np.int64)
     images, objects = (np.bincount(column, minlength=nc).tolist() for column in (pairs[:, 0], classes))
-    counts = part.scanned.counts
-    return SplitCounts(part.split, len(counts), int((counts == 0).sum()), len(classes), tuple(images), tuple(objects))
+    counts, nothing = part.scanned.counts, part.scanned.labels_nothing()
+    empty = int(((counts == 0) & ~nothing).sum())
+    return SplitCounts(part.split, len(counts), empty, len(classes), tuple(images), tuple(objects))
 
 
 def _class_table(names: Sequence[str], counts: Sequence[SplitCounts]) -> list[str]:
@@ -254,7 +276,7 @@ def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     lost = missing_labels(part.split, listing, scanned)
     if part.split == "val" and missing and len(missing) == len(scanned.counts):
         lost = [f"val: none of its {plural(len(missing), 'image')} has a label file, such as {missing[0]}"]
-    check.problems += lost + unlabelled_objects(part.split, scanned)
+    check.problems += lost + unlabelled_objects(part.split, listing, scanned)
     if missing and not lost:
         check.notes.append(
             f"{part.split}: {plural(len(missing), 'image')} without a label file, used as background: "
@@ -263,8 +285,9 @@ def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     objects = int((scanned.counts > 0).sum())
     if part.split != "train" and not objects and not scanned.unknown and len(missing) < len(scanned.counts):
         check.problems.append(without_objects(part.split, len(scanned.counts)))
-    regions = int(((scanned.counts == 0) & (scanned.ignored_counts > 0)).sum())
-    without = len(scanned.counts) - objects - regions
+    empty = (scanned.counts == 0) & ~scanned.labels_nothing()
+    regions = int((empty & (scanned.ignored_counts > 0)).sum())
+    without = int(empty.sum()) - regions
     alone = f"{regions:,} with ignored regions alone; " if regions else ""
     check.facts.append(
         f"{part.split}: {plural(len(scanned.counts), 'image')}: {objects:,} with objects; {alone}as background, "

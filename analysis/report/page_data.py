@@ -207,9 +207,9 @@ def dataset(facts: ReportData) -> Values:
     splits = []
     for index in splits_of(facts):
         objects = np.diff(index.box_offsets)
-        empty, most, ignored = int((objects == 0).sum()), int(objects.max(initial=0)), len(index.ignored_classes)
+        empty, most = int(((objects == 0) & ~index.labels_nothing()).sum()), int(objects.max(initial=0))
         height, width = np.median(index.sizes_hw, 0) if len(index) else (0, 0)
-        counts = [len(index), len(index.classes), empty, most, ignored]
+        counts = [len(index), len(index.classes), empty, most, len(index.ignored_classes)]
         splits.append({"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"})
     excluded = [one_line(index.excluded_summary, 1000) for index in splits_of(facts) if index.excluded_summary]
     return {"splits": splits, "excluded": excluded}

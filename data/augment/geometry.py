@@ -4,9 +4,9 @@ Training images are placed on a canvas (four for mosaic), which is rotated, zoom
 the sample: canvas.py renders the pixels. Coordinates are continuous: pixel i covers [i, i + 1), with its centre at
 i + 0.5. Homogeneous points are rows x, y, 1.
 
-An ignored region is a label of class -1 with its box as its polygon. Its visible part is never dropped, however small.
+A region is a label of a class below 0 with its box as its polygon. Its visible part is never dropped, however small.
 
-Legend: n objects and ignored regions, k polygon vertices in total.
+Legend: n objects and regions, k polygon vertices in total.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class CanvasLabels:
     """Labels on a canvas, as flat arrays."""
 
     boxes_xyxy: NDArray[np.float32]  # (n, 4) canvas pixels, clipped to the canvas
-    classes: NDArray[np.int32]  # (n,), -1 of an ignored region
+    classes: NDArray[np.int32]  # (n,), below 0 of a region, as in Sample
     points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons concatenated, not clipped
     counts: NDArray[np.int64]  # (n,), vertices of each object's polygon, 0 = only a box
 

@@ -390,7 +390,8 @@ def _compose(
         # OpenCV fills several polygons by parity, with holes where two overlap: one call each.
         origin, unit = np.array([left, top]) + 0.5, 2**_SUBPIXEL_BITS
         for outline in np.split(pasted.points, np.cumsum(pasted.counts)[:-1]):
-            cv2.fillPoly(mask, [np.rint((outline - origin) * unit).astype(np.int32)], 255, shift=_SUBPIXEL_BITS)
+            if len(outline):
+                cv2.fillPoly(mask, [np.rint((outline - origin) * unit).astype(np.int32)], 255, shift=_SUBPIXEL_BITS)
         cv2.copyTo(cv2.flip(canvas, 1), mask, canvas)
     return canvas, (left, top)
 

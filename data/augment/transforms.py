@@ -79,14 +79,13 @@ def transforms_of(transforms: Sequence[OwnTransform], seed: int, draw: Draw, nc:
 def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc: int) -> Sample:
     if own.stage == STAGES[0]:  # as loaded: memory of the cache and of the index, of any size
         sample = Sample(sample.image.copy(), sample.boxes_xyxy, sample.classes.copy(), sample.segments)
-    out = sample.image
+    out, least = sample.image, int(sample.classes.min(initial=-1))
     try:
         found = own.function(sample, rng)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = one_line(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"{FLAG} {own.name}: it raised {text} ({place.filename}:{place.lineno}).") from error
-    least = min(-1, int(sample.classes.min(initial=-1)))
     if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, (least, nc)):
         raise UserError(f"{FLAG} {own.name}: it returned {wrong}.")
     if own.stage != STAGES[0] and found.image is not out:
@@ -127,7 +126,8 @@ def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, i
         at = int((~np.isfinite(boxes).all(1) | (boxes[:, 2:] < boxes[:, :2]).any(1)).argmax())
         return f"the box {boxes[at].tolist()}, expected finite x1 ≤ x2 and y1 ≤ y2 in pixels of the image"
     if count and not (found.classes.min() >= least and found.classes.max() < nc):
-        return f"the classes {found.classes.min()} to {found.classes.max()}, expected 0 to {nc - 1}, or -1 = ignored"
+        regions = "-1 = ignored" if least == -1 else f"-1 = ignored, or {least} to -2 of the regions as given"
+        return f"the classes {found.classes.min()} to {found.classes.max()}, expected 0 to {nc - 1}, or {regions}"
     if found.segments and len(found.segments) != count:
         return f"{len(found.segments)} segments for {count} objects, expected one for each, or []"
     return ""

@@ -262,14 +262,14 @@ def repeat_factors(index: DatasetIndex) -> NDArray[np.float64]:
     """Return how often `--sampling balanced` repeats each image, relative to one of common classes: float64 (N,), ≥ 1.
 
     These are the repeat factors of LVIS (Gupta et al., arXiv 1908.03195): max(1, √(t / f)) for a class in the fraction
-    f of the images that label it; for an image the largest of its classes, 1 without objects. LVIS uses t = 0.001. Here
-    t is the mean f of the classes that occur: the factors do not depend on the dataset's size, and are 1 if all classes
-    are equally frequent.
+    f of the images; for an image the largest of its classes, 1 without objects. LVIS uses t = 0.001. Here t is the mean
+    f of the classes that occur: the factors do not depend on the dataset's size, and are 1 if all classes are equally
+    frequent.
     """
     nc = len(index.names)
     owner = np.repeat(np.arange(len(index)), np.diff(index.box_offsets))
     images, classes = np.divmod(np.unique(owner * nc + index.classes), nc)
-    fraction = np.bincount(classes, minlength=nc) / np.maximum(index.images_per_label(), 1)
+    fraction = np.bincount(classes, minlength=nc) / len(index)
     factors = np.ones(len(index))
     if len(classes):
         np.maximum.at(factors, images, np.sqrt(fraction[fraction > 0].mean() / fraction[classes]))

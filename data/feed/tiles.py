@@ -60,8 +60,8 @@ class TileIndex(DatasetIndex):
 
     @cached_property
     def empty_tiles(self) -> NDArray[np.int64]:
-        """Indices of the tiles without objects and ignored regions."""
-        empty = ~self._always
+        """Indices of the tiles without objects and ignored regions, of images that label any class."""
+        empty = ~self._always & ~self.labels_nothing()
         if len(self.ignored_offsets):
             empty &= np.diff(self.ignored_offsets) == 0
         return np.flatnonzero(empty)

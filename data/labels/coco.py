@@ -237,9 +237,10 @@ def _stated_side(path: Path, item: Mapping[str, Any], key: str) -> int:
 
 def _federated(path: Path, item: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[int]] | None:
     """Return `CocoImage.federated` of an image record."""
-    if "neg_category_ids" not in item:
+    keys = "neg_category_ids", "not_exhaustive_category_ids"
+    if not any(key in item for key in keys):
         return None
-    found = [item.get(key, []) for key in ("neg_category_ids", "not_exhaustive_category_ids")]
+    found = [item.get(key, []) for key in keys]
     for ids in found:
         if not isinstance(ids, list) or not all(isinstance(own, int) for own in ids):
             raise UserError(f"{path}: the image {shown(item['id'])} has the ids {as_json(ids)}, expected category ids.")

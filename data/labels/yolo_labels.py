@@ -94,12 +94,16 @@ class ParsedLabels:
         self.ignored.boxes.extend(box)
 
     def keep_only(self, classes: Collection[int]) -> None:
-        """Remove the objects of other classes, and count them."""
+        """Remove the objects of other classes, and count them; after `finish`."""
         keep = [own in classes for own in self.classes]
         self.boxes = [x for at, kept in enumerate(keep) if kept for x in self.boxes[4 * at : 4 * at + 4]]
-        columns = (self.classes, self.lines, self.polygons)
-        self.classes, self.lines, self.polygons = (list(compress(column, keep)) for column in columns)  # type: ignore
+        self.classes, self.lines = list(compress(self.classes, keep)), list(compress(self.lines, keep))
+        self.polygons = list(compress(self.polygons, keep))
         self.unlabelled = len(keep) - sum(keep)
+        if self.unlabelled and classes and not self.classes:
+            rejected = [line for line, _ in self.rejected_rows]
+            self.remarks = [(line, what) for line, what in self.remarks if line not in rejected]
+            self.problems += self.rejected_rows
 
     def finish(self) -> ParsedLabels:
         """Sort the messages after the last row and return the labels."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from tessera.data.labels.classes import LONGEST_CLASS_NAME, parse_classes
 from tessera.data.labels.label_files import NO_CLASS_LIMIT
 from tessera.data.labels.yolo_labels import parse_labels
-from tessera.data.source.dataset_root import DatasetRoot
+from tessera.data.source.dataset_root import DatasetRoot, path_texts
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.files import open_plain, suffix_of
 from tessera.utils.text import first_of, shown
@@ -104,8 +104,7 @@ def _names_of_yaml(path: Path, spec: DatasetSpec) -> list[str]:
         return []
     found = read_yaml(path, "keys and values", ("names", "ignore", "classes"))
     stated = {split: found.values.get(split) for split in ("train", "val", "test")}
-    entries = {split: entry if isinstance(entry, list) else [entry] for split, entry in stated.items()}
-    texts = {split: [text for text in own if isinstance(text, str)] for split, own in entries.items()}
+    texts = {split: path_texts(entry) for split, entry in stated.items()}
     place = DatasetRoot(path, str(path), found.values.get("path"), texts)
     root = place.locate()
     other = {place.resolve(root, text) for own in texts.values() for text in own}

@@ -42,6 +42,13 @@ _LONGEST_LIST = 1 << 30  # bytes
 logger = logging.getLogger(__name__)
 
 
+def path_texts(stated: object) -> list[str]:
+    """Return the paths in the value of a split, as written."""
+    items = stated if isinstance(stated, list) else [stated]
+    texts = (item.get("path") if isinstance(item, dict) else item for item in items)
+    return [text for text in texts if isinstance(text, str) and text]
+
+
 @dataclass(frozen=True)
 class DatasetRoot:
     """Location of a dataset as its YAML states it."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from tessera.data.labels.classes import Classes, parse_classes, parse_coco_classes
 from tessera.data.labels.coco import read_category_names
-from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry
+from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry, path_texts
 from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.environment import cache_dir
@@ -57,8 +57,7 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     spec = _locate(yaml_path, found, obtain)
     if in_coco:
         classes = parse_coco_classes(found, _coco_category_names(spec))
-    _check_labelled(found, spec, classes.names)
-    return dataclasses.replace(spec, **classes._asdict())
+    return dataclasses.replace(spec, **classes._asdict(), labelled=_labelled(found, spec, classes.names))
 
 
 def _locate(yaml_path: Path, found: YamlMapping, obtain: bool) -> DatasetSpec:
@@ -171,9 +170,7 @@ def _is_typo(key: str, known: str) -> bool:
 
 def _is_coco(found: YamlMapping) -> bool:
     """Return whether every entry is a COCO file."""
-    items = [item for stated in map(found.values.get, SPLITS) for item in _as_list(stated)]
-    texts = [item.get("path") if isinstance(item, dict) else item for item in items]
-    named = [text for text in texts if isinstance(text, str) and text]
+    named = [text for stated in map(found.values.get, SPLITS) for text in path_texts(stated)]
     return bool(named) and all(text.lower().endswith(".json") for text in named)
 
 
@@ -275,7 +272,7 @@ def _entry(found: YamlMapping, split: str, item: object) -> tuple[str, tuple[str
     text, classes = item, None
     if isinstance(item, dict):
         text, classes = item.get("path"), item.get("labelled")
-        is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        is_list = isinstance(classes, list) and all(isinstance(name, (str, int, float)) for name in classes)
         if set(item) != {"path", "labelled"} or not is_list:
             raise ConfigError(
                 f"{found.at(split)}: {split}: found {shown(item)}, expected {{path: images/new, labelled: [bird]}}, "
@@ -286,16 +283,23 @@ def _entry(found: YamlMapping, split: str, item: object) -> tuple[str, tuple[str
             f"{found.at(split)}: {split}: found {shown(text)}, expected a folder, a list of images (.txt), a glob, a "
             "COCO file (.json), or a list of those. Write the URL of an archive as `download:`."
         )
-    return text, None if classes is None else tuple(dict.fromkeys(classes))
+    return text, None if classes is None else tuple(map(str, classes))
 
 
-def _check_labelled(found: YamlMapping, spec: DatasetSpec, names: Sequence[str]) -> None:
+def _labelled(
+    found: YamlMapping, spec: DatasetSpec, names: Sequence[str]
+) -> dict[str, tuple[tuple[str, ...] | None, ...]]:
+    """Return `DatasetSpec.labelled` with classes in the order of `names`, after checking them."""
+    labelled = {}
     for split, lists in spec.labelled.items():
         for name in (name for classes in lists for name in classes or () if name not in names):
             raise ConfigError(
                 f"{found.at(split)}: {split}: labelled: found {shown(name)}, expected trained classes such as "
                 f"{first_of(list(map(shown, names)), 4)}.{did_you_mean(name, names)}"
             )
+        every = (None if own is None else tuple(name for name in names if name in own) for own in lists)
+        labelled[split] = tuple(None if own == tuple(names) else own for own in every)
+    return labelled
 
 
 def _archives(found: YamlMapping) -> tuple[tuple[Archive, ...], str]:

@@ -37,7 +37,7 @@ from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.text import first_of, plural
+from tessera.utils.text import first_of, plural, shown
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 11  # increment when the same files give another index
@@ -134,6 +134,11 @@ def index_warnings(index: DatasetIndex, max_det: int | None = None) -> list[str]
         every = "all " if without_area == len(index.classes) > 1 else ""
         boxes = plural(without_area, "box")
         found.append(f"{index.split}: {every}{boxes} without width or height, {effect}; --check-data lists them")
+    objects = np.bincount(index.classes, minlength=len(index.names))
+    if len(never := np.flatnonzero((objects > 0) & (index.images_per_label() == 0))):
+        effect = "nothing teaches their background" if index.split == "train" else "none of their detections is false"
+        named = first_of([shown(index.names[c]) for c in never], _SHOWN)
+        found.append(f"{index.split}: no image labels all objects of {named}: {effect}")
     if not len(index.classes):
         found.append(without_objects(index.split, len(index)))
     elif max_det or index.split != "train":
@@ -147,7 +152,6 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
     parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
     parts += [str(spec.held_out)] if spec.held_out else []
     parts += [str((spec.label_names, spec.parts))] if spec.label_names else []
-    parts += [str(spec.labelled[split])] if split in spec.labelled else []
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
@@ -199,7 +203,7 @@ def _assemble(
     ids = _coco_ids(listing, scanned, spec, single_cls)
     notes = listing.notes + unused_ignores(spec, split, scanned) + scanned.notes
     problems = listing.problems + shared_labels([listing]) + missing_labels(split, listing, scanned)
-    problems += unlabelled_objects(split, scanned) + scanned.problems
+    problems += unlabelled_objects(split, listing, scanned) + scanned.problems
     paths = [os.fsencode(image) for image, usable in zip(listing.images, scanned.usable, strict=True) if usable]
     no_offsets = np.zeros(0, np.int64)
     index = DatasetIndex(

@@ -49,6 +49,10 @@ def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
     images = plural(len(listing.images), "image")
     what = f"{spec.yaml_path}: train: no labels found for {images}"
     crowds = int((scanned.ignored_classes >= 0).sum())
+    if removed := int(scanned.unlabelled_counts.sum()):
+        return f"{what}: `labelled` of their entry names no class of the {plural(removed, 'object')}. Add it there."
+    if all(own == () for own in listing.labelled):
+        return f"{what}: no entry of train labels a class. Name the labelled classes in `labelled`."
     annotations = sum(len(image.annotations) for _, image, _ in listing.coco.values())
     labelled = sum(map(os.path.isfile, listing.labels))
     if scanned.problems and not crowds and annotations + labelled:
@@ -117,6 +121,7 @@ def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
     beyond = {name for _, name in scanned.unknown}
     return (
         not spec.label_names
+        and not scanned.unlabelled_counts.any()
         and beyond == {str(spec.nc)}
         and not (scanned.classes == 0).any()
         and (spec.nc == 1 or len(scanned.classes) > 0)
@@ -152,7 +157,8 @@ def excluded_summary(spec: DatasetSpec, split: str, scanned: Scan) -> str:
         return ""
     objects = np.bincount(scanned.excluded_classes, minlength=len(spec.excluded_names)).tolist()
     of_images = scanned.excluded_counts > 0
-    emptied = int((of_images & (scanned.counts == 0) & (scanned.ignored_counts == 0)).sum())
+    nothing_left = (scanned.counts == 0) & (scanned.ignored_counts == 0) & ~scanned.labels_nothing()
+    emptied = int((of_images & nothing_left).sum())
     by_count = sorted(zip(spec.excluded_names, objects, strict=True), key=lambda pair: -pair[1])
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
@@ -209,15 +215,17 @@ def beyond_max_det(split: str, counts: NDArray[np.int64], name: Callable[[int], 
     )
 
 
-def unlabelled_objects(split: str, scanned: Scan) -> list[str]:
+def unlabelled_objects(split: str, listing: Listing, scanned: Scan) -> list[str]:
     """Return a message on labels of classes that the entry of their image does not label."""
     counts = scanned.unlabelled_counts
     if not counts.any():
         return []
-    objects, images = plural(int(counts.sum()), "object"), plural(int((counts > 0).sum()), "image")
+    places = np.flatnonzero(scanned.usable)[counts > 0]
+    objects, are = plural(int(counts.sum()), "object"), "is" if counts.sum() == 1 else "are"
     return [
-        f"{split}: {objects} in {images} are not used, as `labelled` of their entry does not name their class. Add it "
-        "there if all its objects are labelled"
+        f"{split}: {objects} in {plural(len(places), 'image')} {are} not used, such as in "
+        f"{listing.shown(listing.images[places[0]])}, as `labelled` of the entry does not name the class. Add it there "
+        "if all its objects are labelled"
     ]
 
 
@@ -260,8 +268,9 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
 
 def without_label_file(listing: Listing, scanned: Scan) -> list[str]:
     """Return the usable images that lack the label file that their entry has, as messages name them."""
-    missing = np.flatnonzero(scanned.usable & (listing.label_stats[:, 0] == MISSING[0])).tolist()
-    expected = (place for place in missing if place not in listing.coco and listing.labelled[place] != ())
+    places = np.flatnonzero(scanned.usable)[~scanned.labels_nothing()]
+    missing = places[listing.label_stats[places, 0] == MISSING[0]].tolist()
+    expected = (place for place in missing if place not in listing.coco)
     return [listing.shown(listing.images[place]) for place in expected]
 
 

@@ -23,7 +23,7 @@ from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.files import open_plain
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
-from tessera.utils.types import DatasetSpec
+from tessera.utils.types import DatasetSpec, without_labels
 
 _FILES_AT_A_TIME = 256
 _NEXT = 3  # further places to name
@@ -74,6 +74,10 @@ class Scan(NamedTuple):
     unlabelled_sets: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)  # see DatasetIndex
     set_of_image: NDArray[np.int32] = np.zeros(0, np.int32)
 
+    def labels_nothing(self) -> NDArray[np.bool_]:
+        """Return which images label no class, (n,)."""
+        return without_labels(self.unlabelled_sets, self.set_of_image, len(self.counts))
+
 
 def scan(listing: Listing, names: ClassNames) -> Scan:
     """Read every image header and every label of `listing`."""
@@ -83,30 +87,40 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
     columns = zip(*(ranges or [scan_range(listing, 0, 0, names)]), strict=True)
     merged: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
     usable = np.flatnonzero(merged[0]).tolist()
-    sets, set_of_image = unlabelled_sets(listing, usable, names)
+    sets, set_of_image = label_sets_of(listing, usable, names)
     return Scan(*merged)._replace(unlabelled_sets=sets, set_of_image=set_of_image)
 
 
-def unlabelled_sets(
+def label_sets_of(
     listing: Listing, images: Sequence[int], names: ClassNames
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-    """Return the sets of classes that images of a listing do not label, as in `DatasetIndex`."""
+    """Return `DatasetIndex.unlabelled_sets` and `set_of_image` for images of a listing.
+
+    A federated COCO file labels a class in an image if it has a category of each of the class's names, all complete.
+    """
+    nc = len(names.trained)
+    parts = np.bincount([own for own in names.ids.values() if own >= 0], minlength=nc)
+    of_entry = {
+        own: np.array([own is not None and name not in own for name in names.trained]) for own in set(listing.labelled)
+    }
+    of_file = dict[int, dict[int, int]]()  # identity of a file's categories → category id → class
     rows: dict[bytes, int] = {}
     of_image = np.full(len(images), -1, np.int32)
     for number, image in enumerate(images):
-        unlabelled = set[str]()
-        if (labelled := listing.labelled[image]) is not None:
-            unlabelled |= set(names.trained).difference(labelled)
+        unlabelled = of_entry[listing.labelled[image]]
         _, record, categories = listing.coco.get(image, (None, None, {}))
         if record is not None and (complete := record.labelled_categories()) is not None:
-            others = (names.ids.get(name, -1) for own, name in categories.items() if own not in complete)
-            unlabelled.update(names.trained[own] for own in others if own >= 0)
-        if unlabelled:
-            flags = [name in unlabelled for name in names.trained]
-            of_image[number] = rows.setdefault(bytes([any(flags)] if names.single else flags), len(rows))
+            if id(categories) not in of_file:
+                of_file[id(categories)] = {own: names.ids.get(name, -1) for own, name in categories.items()}
+            classes = of_file[id(categories)]
+            done = [own for category in complete if (own := classes.get(category, -1)) >= 0]
+            unlabelled = unlabelled | (np.bincount(np.array(done, np.int64), minlength=nc) < parts)
+        if unlabelled.any():
+            row = b"\1" if names.single else unlabelled.tobytes()
+            of_image[number] = rows.setdefault(row, len(rows))
     if not rows:
         return np.zeros((0, 0), np.bool_), np.zeros(0, np.int32)
-    return np.array([list(row) for row in rows], np.bool_), of_image
+    return np.frombuffer(b"".join(rows), np.bool_).reshape(len(rows), -1), of_image
 
 
 def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:

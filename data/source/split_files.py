@@ -203,15 +203,20 @@ class _Collector:
     all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without existing images
     unread: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)  # an image for each further time that it is listed
-    _labelled: tuple[str, ...] | None = None  # of the present entry
 
     def add_entry(self, entry: Path, labelled: tuple[str, ...] | None) -> bool:
         """Add the images of an entry of the YAML, which labels some classes; return whether it has any."""
-        self._labelled = labelled
-        before = len(self.labels) + len(self.repeated) + len(self.unread)
+        listed, repeated, unread = len(self.labels), len(self.repeated), len(self.unread)
         for path in expand_entry(self.spec, self.split, entry):
             self._add(path)
-        return len(self.labels) + len(self.repeated) + len(self.unread) > before
+        images = [*itertools.islice(self.labels, listed, None), *self.repeated[repeated:]]
+        for image in images:
+            if self.labelled.setdefault(image, labelled) != labelled:
+                raise UserError(
+                    f"{self.spec.yaml_path}: {self.split}: {self.listing.shown(image)} is in two entries that label "
+                    "different classes. Keep it in one, with all classes that are labelled there."
+                )
+        return bool(images) or len(self.unread) > unread
 
     def _add(self, path: Path) -> None:
         suffix = path.suffix.lower()
@@ -280,11 +285,6 @@ class _Collector:
         if image in self.labels:
             self.repeated.append(image)
         self.labels.setdefault(image, label)
-        if self.labelled.setdefault(image, self._labelled) != self._labelled:
-            raise UserError(
-                f"{self.spec.yaml_path}: {self.split}: {self.listing.shown(image)} is in two entries that label "
-                "different classes. Keep it in one, with all classes that are labelled there."
-            )
 
     def _add_folder(self, folder: Path) -> None:
         images, xmls = images_and_xmls(folder)

@@ -92,13 +92,14 @@ def assign_targets(
     cells = torch.from_numpy(places[last_positives].T.copy())
     cells_per_level = tuple(np.bincount(level[last_positives], minlength=levels).tolist())
     ignored = None
-    if len(targets.regions):
-        alone = Targets(targets.regions, targets.regions[:0], targets.unlabelled)
+    unknown = np.concatenate((targets.regions, targets.unlabelled))
+    if len(unknown):
+        alone = Targets(targets.regions, targets.regions[:0], targets.regions[:0])
         as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
         matching = as_objects.cells.split(list(as_objects.cells_per_level), 1)
         masks = []
         for inside, would, own in zip(
-            region_cells(targets.regions, strides, batch_size, grids_hw),
+            region_cells(unknown, strides, batch_size, grids_hw),
             matching,
             cells.split(list(cells_per_level), 1),
             strict=True,
@@ -184,7 +185,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     def assign(
         self, targets: Tensor, batch_size: int, size_hw: tuple[int, int], unlabelled: Tensor | None = None
     ) -> AnchorAssignment:
-        head, checked = self._head, split_targets(targets, self.nc, batch_size).with_objectness()
+        head, checked = self._head, split_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
         return assign_targets(checked, anchors, head.strides, self._settings.anchor_t, batch_size, grids_hw)
 

@@ -1,7 +1,8 @@
 """Interface of a head's target assignment and loss, and the mean validation loss.
 
-    assignment = accelerator.send(criterion.assign(targets, batch_size, size_hw))    # host work, before the forward
-    counts = all-reduced assignment.counts                                           # during the forward
+    # Before the forward, on the host; the counts are all-reduced during the forward.
+    assignment = accelerator.send(criterion.assign(targets, batch_size, size_hw, unlabelled))
+    counts = all-reduced assignment.counts
     loss, parts = criterion(model(images), assignment, counts, sum_over_ranks)
 
 A loss is a sum over this rank's images, divided by a count of the global batch. Losses and gradients of ranks add up to

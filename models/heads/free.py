@@ -233,7 +233,7 @@ class AnchorFreeLoss(TaskAlignedLoss):
     sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020), or
     |error| in strides with one bin. Over all cells and classes: class = Σ binary cross-entropy, against t for the
     object's class of an assigned cell and 0 elsewhere. It is times the class weight for assigned cells, and 0 for other
-    cells in an ignored region. All are divided by Σ t of the global batch.
+    cells in an ignored region and for classes that are not labelled there. All are divided by Σ t of the global batch.
 
     One-to-one branches add the same three losses, with one cell assigned to each object. Predictions are raw boxes
     (B, A, 4 R) and classes (B, A, C) of each set of branches.

@@ -178,6 +178,14 @@ def test_detections_in_any_order_keep_their_boxes() -> None:
     assert len(find_candidates(0, found, labels, Counts.none(NC))) == 0
 
 
+def test_an_object_of_a_class_that_its_image_does_not_label_is_found() -> None:
+    """In LVIS such classes have objects: their labels are supported, and other detections say nothing."""
+    box = np.array([[0, 0, 50, 50], [100, 100, 150, 150]], np.float32)
+    found = Detections(torch.tensor(box), torch.tensor([0.9, 0.9]), torch.tensor([0, 0]))
+    labels = Labels(np.zeros(1, np.int32), box[:1], NO_REGIONS, (SIZE, SIZE), np.arange(NC) == 0)
+    assert len(find_candidates(0, found, labels, Counts.none(NC))) == 0
+
+
 def test_a_weak_detector_scores_lower_and_says_so() -> None:
     """All kinds but duplicates are multiplied by mAP50, which keeps their order."""
     true = scenes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.geometry import CanvasLabels, append_regions
-from tessera.data.augment.pipeline import choose_copy_paste, draw_mosaic, mixup, render_scene
+from tessera.data.augment.geometry import CanvasLabels, Warp, append_regions
+from tessera.data.augment.pipeline import Scene, choose_copy_paste, draw_mosaic, mixup, render_scene
 from tessera.data.feed.dataset import TrainDataset
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.feed.sampler import repeat_factors
 from tessera.data.feed.tiles import build_tile_index
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.data.source.index import index_warnings
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.average_precision import ranking_of
@@ -56,14 +58,48 @@ def test_an_entry_labels_the_classes_that_it_names(yaml: Path) -> None:
     assert objects == {"a": [0], "b": [1], "c": [], "d": []}
     assert index.images_per_label().tolist() == [1, 3]
     (problem,) = index.problems
-    assert problem.startswith("train: 1 object in 1 image are not used, as `labelled`"), problem
+    assert problem.startswith("train: 1 object in 1 image is not used, such as in images/new/b.jpg"), problem
     assert same(build(yaml), index), "from the cache"
-    assert problem in check(yaml).problems
+    checked = check(yaml)
+    assert problem in checked.problems
+    assert "train: 2 of 4 images label some classes only: 'dog' in 2; 1 label none" in checked.facts
+    assert [own.empty for own in checked.counts] == [1, 0]
+    assert next(fact for fact in checked.facts if "as background" in fact).endswith(
+        "2 with objects; as background, 1 whose labels hold no object and 0 without a label file"
+    )
     assert not len(build(yaml, "val").set_of_image)
     one = build(yaml, single_cls=True)
     assert unlabelled(one) == {"a": [], "b": ["item"], "c": ["item"], "d": ["item"]} and one.classes.tolist() == [0, 0]
     write(yaml, yaml.read_text().replace("[dog]", "[dog, cat]"))
     assert unlabelled(build(yaml))["b"] == [] and len(build(yaml).classes) == 3
+    write(yaml, yaml.read_text().replace("images/old, ", "").replace("[dog, cat]", "[]"))
+    with pytest.raises(UserError, match=r"`labelled` of their entry names no class of the 2 objects"):
+        build(yaml)
+    write(yaml, yaml.read_text().replace("{path: images/new, labelled: []}, ", ""))
+    with pytest.raises(UserError, match=r"no entry of train labels a class"):
+        build(yaml)
+
+
+def test_an_image_with_unusable_rows_and_no_object_of_its_classes_is_skipped(yaml: Path) -> None:
+    path = yaml.parent / "pets" / "labels" / "new" / "b.txt"
+    path.write_text(f"{CAT}1 1.005 0.5 0.005 0.1\n")
+    index = build(yaml)
+    assert "b" not in unlabelled(index) and any("image skipped" in problem for problem in index.problems)
+
+
+def test_classes_that_are_named_by_numbers(tmp_path: Path) -> None:
+    write_image(tmp_path / "images" / "a.jpg")
+    yaml = write(tmp_path / "a.yaml", "train: {path: images, labelled: [9, 7]}\nval: images\nnames: [7, 8, 9]\n")
+    assert load_spec(yaml).labelled == {"train": (("7", "9"),)}
+    write(yaml, yaml.read_text().replace("[9, 7]", "[9, 8, 7]"))
+    assert load_spec(yaml).labelled == {"train": (None,)}
+
+
+def test_copies_in_entries_of_different_classes_are_to_be_merged(yaml: Path) -> None:
+    images = yaml.parent / "pets" / "images"
+    shutil.copy(images / "old" / "a.jpg", images / "new" / "b.jpg")
+    (note,) = (line for line in check(yaml).problems + check(yaml).notes if "several files" in line)
+    assert note.endswith("merge their labels into one file")
 
 
 @pytest.mark.parametrize(
@@ -92,13 +128,15 @@ def test_images_of_lvis_label_what_they_show_and_what_they_lack(tmp_path: Path) 
         write_image(tmp_path / f"{name}.jpg")
     rows = [{"category_id": number, "bbox": [8, 8, 16, 16]} for number in (1, 2)]
     yaml = coco_set(tmp_path, {"a.jpg": rows[:1], "b.jpg": rows, "c.jpg": []}, {1: "cat", 2: "dog", 3: "cow"})
+    write(yaml, yaml.read_text() + "names: [cat, dog, cow, emu]\n")
     content = json.loads((tmp_path / "set.json").read_text())
     for image, negative, incomplete in zip(content["images"], ([], [3], [1]), ([], [2], []), strict=True):
         image |= {"neg_category_ids": negative, "not_exhaustive_category_ids": incomplete}
     (tmp_path / "set.json").write_text(json.dumps(content))
     index = build(yaml)
-    assert unlabelled(index) == {"a": ["dog", "cow"], "b": ["dog"], "c": ["dog", "cow"]}
+    assert unlabelled(index) == {"a": ["dog", "cow", "emu"], "b": ["dog", "emu"], "c": ["dog", "cow", "emu"]}
     assert index.labels(1)[0].tolist() == [0, 1] and len(index.unlabelled_sets) == 2
+    assert "train: no image labels all objects of 'dog': nothing teaches their background" in index_warnings(index)
     write(yaml, yaml.read_text().replace("train: set.json", "train: {path: set.json, labelled: [cat, cow]}"))
     assert unlabelled(build(yaml)) == unlabelled(index) and build(yaml).labels(1)[0].tolist() == [0]
     content["images"][0]["neg_category_ids"] = "cow"
@@ -132,6 +170,9 @@ def test_tiles_keep_the_sets_of_their_image(tmp_path: Path) -> None:
     tiles = build_tile_index(partly_labelled(tmp_path), 48, 0.2, 64)
     for tile, image in enumerate(tiles.owners.tolist()):
         assert tiles.unlabelled_set(tile) == [1, -1, 0, 1][image]
+    nothing = dataclasses.replace(partly_labelled(tmp_path), unlabelled_sets=np.ones_like(SETS))
+    assert 3 in tiles.owners[tiles.empty_tiles], "background"
+    assert set(build_tile_index(nothing, 48, 0.2, 64).empty_tiles) < set(tiles.empty_tiles)
 
 
 def test_each_part_of_a_mosaic_keeps_its_own(tmp_path: Path) -> None:
@@ -165,14 +206,13 @@ def test_a_pasted_object_brings_its_set(tmp_path: Path) -> None:
     assert pasted is not None
     assert pasted.classes.tolist() == [0, 1, -5]
     assert pasted.boxes_xyxy.tolist() == [[180, 0, 200, 20], [140, 0, 150, 9], [180, 0, 200, 20]]
-
-
-def test_repeat_factors_count_the_images_that_label_a_class(tmp_path: Path) -> None:
-    index = partly_labelled(tmp_path)
-    # Classes 0, 1, 2 are in 2, 1, 1 of the 4 images, of which 3, 2, 2 label them.
-    fractions = np.array([2 / 3, 1 / 2, 1 / 2])
-    of_class = np.sqrt(fractions.mean() / fractions)
-    np.testing.assert_allclose(repeat_factors(index), np.maximum([of_class[1], of_class[2], of_class[0], 1], 1))
+    boxes, outline = np.array([[4, 4, 24, 24]], np.float32), np.array([[4, 4], [24, 4], [14, 24]], np.float32)
+    sample = Sample(np.full((64, 64, 3), 90, np.uint8), boxes, np.zeros(1, np.int32), [outline])
+    sample = append_regions(sample, np.array([[0, 0, 64, 64]], np.float32), np.array([-2], np.int32))
+    scene = Scene((0,), (0, 0), Warp((64, 64), (64, 64)))
+    out = np.empty((64, 64, 3), np.uint8)
+    found = render_scene(scene, ListSource([sample]).sample, 1.0, np.random.default_rng(0), out)
+    assert found.classes.tolist() == [0, -2, 0, -2]
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 10), nc=st.integers(1, 4), is_lvis=st.booleans())

@@ -40,7 +40,7 @@ class Kind(IntEnum):
     DUPLICATE = 4  # on an object that has a true positive
     BACKGROUND = 5  # on no object
     MISSED = 6  # an object without a detection that is correct, or would be with the right class or location
-    IGNORED = 7  # a detection in an ignored region, which does not count
+    IGNORED = 7  # a detection in an ignored region, or of a class that the image does not label: it does not count
 
 
 FALSE_KINDS = (Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
@@ -55,7 +55,7 @@ class Matches(NamedTuple):
         target_classes: int32 (M,).
         scores: float32 (D,), classes: int32 (D,).
         correct: uint16 (D,), bit t: a true positive at threshold t.
-        ignored: uint16 (D,), bit t: neutral, as none at threshold t and covered by an ignored region.
+        ignored: uint16 (D,), bit t: neutral, as none at threshold t, in an ignored region or of an unlabelled class.
         kinds: uint8 (D,), `Kind`.
         objects: signed (D,), the object concerned, as its row among those of the image: its own at IoU 0.5, the one it
             duplicates, or the nearest one, of its class if its location is wrong, of another if its class is wrong; -1

@@ -152,6 +152,12 @@ def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[De
 
 
 def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion[Any]:
+    sets = recipe.data.images.set_of_image
+    if model.head.has_objectness and len(sets) and sets.min() >= 0:
+        log.warning(
+            "train: every image labels some classes only, so nothing teaches the objectness of this model: use a model "
+            "without objectness such as tessera-n."
+        )
     by_class = class_weights(recipe.hyp, recipe.data.images)
     by_class = None if by_class is None else by_class.to(world.device)
     smoothing = recipe.config.label_smoothing

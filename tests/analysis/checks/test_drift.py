@@ -32,6 +32,7 @@ def made_part(split: str, scene: Callable[[np.random.Generator], Objects], image
     fields |= {
         "usable": np.ones(images, np.bool_),
         "sizes_hw": np.full((images, 2), SIDE, np.int32),
+        "set_of_image": np.zeros(0, np.int32),
         "counts": np.array([len(objects) for objects in scenes], np.int64),
         "classes": rows[:, 0].astype(np.int32),
         "boxes_xyxy": (SIDE * np.hstack((rows[:, 1:3] - half, rows[:, 1:3] + half))).astype(np.float32),
@@ -105,3 +106,15 @@ def test_little_says_nothing_and_the_same_says_the_same() -> None:
     assert checked(train, made_part("val", planted(SIZES), 10, 1)).drifts == []
     val = made_part("val", planted(SIZES), 60, 1)
     assert checked(train, val).drifts == checked(train, val).drifts
+
+
+@pytest.mark.parametrize("kind", [CLASSES, OBJECT_COUNTS])
+def test_images_that_label_some_classes_only_do_not_count(kind: str) -> None:
+    """Of 300 images of val those that differ do not label all classes; with the others alone nothing differs."""
+    train, half = made_part("train", ordinary, 200, 0), np.arange(300) % 2 - 1
+    rng = [ordinary, planted(kind)]
+    number = iter(range(300))
+    val = made_part("val", lambda own: rng[next(number) % 2 == 0](own), 300, 1)
+    assert kind in changed(checked(train, val))
+    scanned = val.scanned._replace(unlabelled_sets=np.array([[True, False, False]]), set_of_image=-1 - half)
+    assert kind not in changed(checked(train, dataclasses.replace(val, scanned=scanned)))
