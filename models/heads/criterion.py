@@ -79,10 +79,6 @@ class Targets(NamedTuple):
     regions: NDArray[np.float32]
     unlabelled: NDArray[np.float32]
 
-    def with_objectness(self) -> Targets:
-        """Return the targets of a head with objectness, which is unknown wherever some class is not labelled."""
-        return Targets(self.objects, np.concatenate((self.regions, self.unlabelled)), self.unlabelled[:0])
-
 
 def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
     """Return the targets of a batch as arrays, after checking images and classes."""
