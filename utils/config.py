@@ -32,6 +32,7 @@ OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 OWN_WEIGHTS = "tessera-n"  # that come with the program
 NO_TEACHER = "none"  # value of --teacher
+_DIGEST = re.compile(r"#[0-9a-f]{16}$")  # what a resolved --teacher ends in
 AUTO = "auto"  # value of --weights, of --teacher, of --resume, and of class_weights
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")  # keys of TRACKERS in analysis/trackers.py
 _FORMER_LOGGERS = ("clearml", "comet")  # up to 0.1; both read TensorBoard's files
@@ -266,6 +267,12 @@ def _read_hyp(hyp: str | Path) -> YamlMapping:
     return read_yaml(path, "'key: value' lines")
 
 
+def split_teacher(teacher: str) -> tuple[str, str]:
+    """Return the file and the digest of a resolved `--teacher`; "" for none."""
+    name = _DIGEST.sub("", teacher)
+    return name, teacher[len(name) :]
+
+
 @dataclass(frozen=True)
 class TrainConfig(Options):
     """Train a detector."""
@@ -311,8 +318,8 @@ class TrainConfig(Options):
     noreport: bool = option(False, "do not write report.html", kind=bool)
     teacher: str = option(
         AUTO,
-        "checkpoint or exported file that predicts the classes that images do not label (`labelled` in the dataset's "
-        "YAML); none; auto = the initial weights, if they know such a class",
+        "checkpoint that teaches the classes which images do not label (`labelled` in the dataset's YAML); none; auto = "
+        "the initial weights, if they know such a class",
     )
     evolve: int = option(
         0, "search hyperparameters in N trials, and train the best ones again (bare: 300)", kind=int, low=0, bare=300

@@ -15,7 +15,7 @@ import functools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -221,7 +221,7 @@ def assign_topk(
         replaced = ignored & assignment.taught.known
         if assignment.ignored is not None:
             replaced &= ~assignment.ignored[:, None]
-        taught = assignment.taught.probabilities.flatten(0, 1) * replaced
+        taught = assignment.taught.probabilities.flatten(0, 1).clamp(0, 1) * replaced
         ignored = ignored & ~replaced
     classes, boxes_xyxy = (x.repeat_interleave(topk, 0) for x in (assignment.classes, assignment.boxes_xyxy))
     return Slots(cells, target_scores, classes, boxes_xyxy, grid.at(cells), ignored, taught)
@@ -246,8 +246,6 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
     It is divided by Σ t, the target scores of the assigned cells of the global batch. The losses of several sets of
     branches are added.
     """
-
-    takes_teacher = True
 
     def __init__(self, head: Head, settings: LossSettings, gains: Mapping[str, float], widths: Sequence[int]) -> None:
         """Prepare the loss of a head.
@@ -306,7 +304,7 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
         return tuple((totals[:, :-1] / np.maximum(totals[:, -1:], 1)).flatten().tolist())
 
     def assign_cells(self, predictions: Sequence[Tensor], assignment: TaskAlignedAssignment) -> list[Assigned]:
-        """Return outputs and assigned cells of each set of branches."""
+        """Return outputs and assigned cells of each set of branches. A teacher teaches the first: its scores are dense."""
         grid, widths = Grid(assignment.grid), self._widths
         assert len(predictions) == len(widths) * len(self._topk), len(predictions)
         assigned = []
@@ -317,7 +315,8 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
             outputs = tuple(output.flatten(0, 1) for output in raw)
             boxes = self._boxes_at(raw[0].detach(), grid, sum(part.pairs for part in assignment.parts))
             scores = functools.partial(self._scores, outputs)
-            assigned.append((outputs, assign_topk(boxes, scores, assignment, self._settings, topk)))
+            own = replace(assignment, taught=None) if branches else assignment
+            assigned.append((outputs, assign_topk(boxes, scores, own, self._settings, topk)))
         return assigned
 
     def _boxes_at(self, raw: Tensor, grid: Grid, pairs: int) -> Callable[[Tensor], Tensor]:
@@ -400,5 +399,16 @@ def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
 
 
 def _units(assigned: Sequence[Assigned]) -> Tensor:
-    """Return Σ t of each set of branches in units of 1 / UNIT, int64 (sets,)."""
-    return torch.stack([(slots.target_scores * UNIT).round().long().sum() for _, slots in assigned])
+    """Return Σ t of each set of branches in units of 1 / UNIT, int64 (sets,).
+
+    A teacher's scores are squared: those of its objects count, and the low ones of all other cells hardly do.
+    """
+    units = []
+    for _, slots in assigned:
+        scores = (
+            slots.target_scores
+            if slots.taught is None
+            else torch.cat((slots.target_scores, slots.taught.square().flatten()))
+        )
+        units.append((scores * UNIT).round().long().sum())
+    return torch.stack(units)

@@ -137,6 +137,7 @@ class YoloxLoss(TaskAlignedLoss):
     """
 
     _head: DetectYOLOX
+    takes_teacher = True
 
     def __init__(self, head: DetectYOLOX, settings: LossSettings) -> None:
         gains = {"box": settings.box, "obj": settings.obj, "cls": settings.cls}

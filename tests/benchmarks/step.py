@@ -20,6 +20,7 @@ from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossSettings
+from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.optimizer import build_optimizer
@@ -28,7 +29,7 @@ from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Teach, TrainState, no_teacher
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation.network import fused_copy, network_of
+from tessera.utils.evaluation.network import network_of_weights
 from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
@@ -155,11 +156,8 @@ def our_step(
 def taught_step(case: Case, dtype: torch.dtype) -> Callable[[], int]:
     """The step where all images label the first class alone, and a copy of the model teaches the others."""
     precision, names = Precision(case.accelerator, dtype), case.model.names
-    fused = fused_copy(case.model, case.accelerator)
-    for layer in fused.modules():
-        if isinstance(layer, nn.Conv2d):
-            layer.to(dtype)
-    teacher = Teacher(network_of(fused, case.imgsz, case.accelerator, precision), names, case.model.head)
+    network = network_of_weights(case.model, Weights({}, {}, names, ""), case.accelerator, precision=precision)
+    teacher = Teacher(network, names, case.model.head)
     images = torch.arange(len(case.batch))[:, None].float()
     regions = torch.cat((images, torch.tensor([[-2.0, 0, 0, case.imgsz, case.imgsz]]).expand(len(images), 5)), 1)
     targets = torch.cat((case.batch.targets[case.batch.targets[:, 1] == 0], regions))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tessera.data.labels.classes import reordered_classes
 from tessera.utils.checkpoints.weights import tensor_differences
-from tessera.utils.config import Hyp, TrainConfig, complete_hyp
+from tessera.utils.config import AUTO, NO_TEACHER, Hyp, TrainConfig, complete_hyp, split_teacher
 from tessera.utils.engine.optimizer import check_optimizer_state, family_of
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
@@ -109,6 +109,11 @@ def run_of_checkpoint(
     """
     now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
+    _, digest = split_teacher(before.teacher)
+    if now.get("teacher", AUTO) == AUTO:  # the run's own
+        now.pop("teacher", None)
+    elif digest and now["teacher"] != NO_TEACHER:  # perhaps moved
+        now["teacher"] = split_teacher(now["teacher"])[0] + digest
     own = before.own_parts
     none = {name: getattr(TrainConfig, name) for name in own}
     config = dataclasses.replace(before, **{**none, **now, "resume": str(path)})
@@ -158,6 +163,7 @@ def _conflicts(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hy
     for in_words, why in (
         (lambda c: f"--tile {c.tile} --overlap {c.overlap:g}", "its epochs and metrics would differ"),
         (lambda c: "--image-weights" if c.image_weights else f"--sampling {c.sampling}", "its epochs would differ"),
+        (lambda c: "--teacher none" if c.teacher in (AUTO, NO_TEACHER) else "a --teacher", "its targets would differ"),
         (lambda c: "--single-cls" if c.single_cls else "several classes", "the model has as many outputs"),
     ):
         if in_words(config) != in_words(before):

@@ -116,7 +116,7 @@ class TrainStep:
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw, batch.unlabelled))
             stop_request = torch.full((1,), float(stop_requested()), device=device)
             summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
-        with self._stage("teacher"), precision.autocast():
+        with self._stage("teacher"):
             assignment = self._teach(assignment, batch, images)
         with self._stage("forward"), precision.autocast():
             predictions = self._model(images)

@@ -168,7 +168,8 @@ def open_model(
     if model.channels != 3:
         raise UserError(f"--weights {weights}: reads images of {model.channels} channels, expected 3: images are RGB.")
     model.head.strip_for_inference(end2end=end2end)
-    return network_of_weights(model, loaded, accelerator, augment=augment, half=half)
+    precision = half_precision(accelerator) if half else None
+    return network_of_weights(model, loaded, accelerator, augment=augment, precision=precision)
 
 
 def is_exported(name: str) -> bool:
@@ -177,12 +178,17 @@ def is_exported(name: str) -> bool:
 
 
 def network_of_weights(
-    model: DetectionModel, weights: Weights, accelerator: Accelerator, *, augment: bool = False, half: bool = False
+    model: DetectionModel,
+    weights: Weights,
+    accelerator: Accelerator,
+    *,
+    augment: bool = False,
+    precision: Precision | None = None,
 ) -> Network:
-    """Return the network of a checkpoint from its unfused model; `half`: in the accelerator's 16-bit type."""
+    """Return the network of a checkpoint from its unfused model; a `precision` of None is float32."""
+    precision = precision or Precision(accelerator, torch.float32)
     with explain_out_of_memory_loading(weights.source, accelerator):
         fused = fused_copy(model, accelerator)
-    precision = half_precision(accelerator) if half else Precision(accelerator, torch.float32)
     for layer in fused.modules():
         if isinstance(layer, nn.Conv2d):  # once: autocast would in each forward
             layer.to(precision.dtype)

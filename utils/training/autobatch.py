@@ -21,7 +21,7 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Teach, TrainState, no_teacher
 from tessera.utils.engine.step import TrainStep, min_images
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
@@ -141,6 +141,7 @@ class Trial:
     model: DetectionModel
     criterion: Criterion[Any]
     precision: Precision
+    teach: Teach = no_teacher
 
     def __call__(self, images: int) -> tuple[int, int]:
         """Return the peak bytes of training on `images`, and of the validation of twice as many."""
@@ -169,9 +170,10 @@ class Trial:
         precision = Precision(accelerator, self.precision.dtype)
         progress = Progress(torch.zeros(len(self.criterion.names), device=accelerator.device))
         state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
-        step = TrainStep(model, state, self.criterion, context)
+        step = TrainStep(model, state, self.criterion, context, teach=self.teach)
         model.train()
-        batches = accelerator.prefetch(synthetic_batch(images, self.largest) for _ in range(3))
+        taught = 0 if self.teach is no_teacher else model.nc
+        batches = accelerator.prefetch(synthetic_batch(images, self.largest, taught) for _ in range(3))
         step([next(batches)], 1)
         accelerator.reset_peak_memory()  # the first step also tried cuDNN kernels that need more memory
         step([next(batches)], 1)
@@ -196,14 +198,18 @@ class Trial:
         accelerator.synchronize()
 
 
-def synthetic_batch(images: int, imgsz: ImageSize) -> Batch:
-    """Return noise images with one object each."""
+def synthetic_batch(images: int, imgsz: ImageSize, taught: int = 0) -> Batch:
+    """Return noise images with one object each; none of them labels any of `taught` classes."""
     height, width = size_hw_of(imgsz)
     pixels = torch.randint(0, 256, (images, height, width, 3), dtype=torch.uint8, generator=torch.Generator())
     targets: Tensor = torch.tensor([[i, 0, 0, 0, width / 2, height / 2] for i in range(images)])
     sizes_hw = torch.tensor([[height, width]]).expand(images, 2)
     placements = torch.tensor([[1.0, 1, 0, 0]], dtype=torch.float64).expand(images, 4)
-    return Batch(pixels, targets, torch.arange(images), sizes_hw, placements)
+    batch = Batch(pixels, targets, torch.arange(images), sizes_hw, placements)
+    if not taught:
+        return batch
+    regions = torch.tensor([[i, -2, 0, 0, width, height] for i in range(images)])
+    return dataclasses.replace(batch, targets=torch.cat((targets, regions)), unlabelled=torch.ones(1, taught).bool())
 
 
 def synthetic_index(images: int, imgsz: ImageSize, names: Sequence[str]) -> DatasetIndex:

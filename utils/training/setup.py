@@ -32,7 +32,7 @@ from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
 from tessera.utils.engine.recipe import choose_hyp, chosen_weights, pretrained_hint
-from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Training, TrainState
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Teach, Training, TrainState
 from tessera.utils.engine.step import largest_size, min_images, scaled_hw, smallest_size
 from tessera.utils.errors import ConfigError
 from tessera.utils.image_size import ImageSize, image_size, size_hw_of
@@ -125,10 +125,10 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         images = torch.rand(1, 3, *size_hw_of(recipe.imgsz), device=world.device)
         precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
-        batch_size = _batch_size(recipe, model, criterion, precision, world)
         config, train = recipe.config, recipe.data.train
         teacher = choose_teacher(config.teacher, config.weights, known, train, criterion, world)
-        teach = open_teacher(teacher, train, model.head, world, half=precision.dtype != torch.float32)
+        teach = open_teacher(teacher, train, model.head, world, precision.dtype)
+        batch_size = _batch_size(recipe, model, criterion, precision, teach, world)
         config, has_run = dataclasses.replace(config, batch_size=batch_size, teacher=teacher), resumed is not None
         context = RunContext(config, hyp_of_run, world, recipe.imgsz, model.stride, folder, recipe.pretraining, has_run)
     with explain_batch_memory(context):
@@ -167,7 +167,7 @@ def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion
 
 
 def _batch_size(
-    recipe: Recipe, model: DetectionModel, criterion: Criterion[Any], precision: Precision, world: World
+    recipe: Recipe, model: DetectionModel, criterion: Criterion[Any], precision: Precision, teach: Teach, world: World
 ) -> int:
     """Return `--batch-size`, or what AutoBatch chooses."""
     config, imgsz = recipe.config, recipe.imgsz
@@ -177,7 +177,7 @@ def _batch_size(
     if config.multi_scale:
         factor = largest_size(max(size_hw), model.stride) / max(size_hw)
         largest = image_size(scaled_hw(size_hw, factor, model.stride))
-    trial = Trial(config, recipe.hyp, world, imgsz, largest, model, criterion, precision)
+    trial = Trial(config, recipe.hyp, world, imgsz, largest, model, criterion, precision, teach)
     return auto_batch_size(trial, recipe.data.images_per_epoch, world)
 
 

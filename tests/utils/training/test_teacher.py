@@ -17,10 +17,10 @@ from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.ranks.world import World
 from tessera.utils.training import teacher as teacher_module
-from tessera.utils.training.teacher import Teacher, choose_teacher
+from tessera.utils.training.teacher import Teacher, choose_teacher, open_teacher
 from tessera.utils.types import Batch, DatasetIndex
 from tests.data.made_index import NAMES, make_index
-from tests.models.heads.made_models import SIZE_HW, images, made
+from tests.models.heads.made_models import ONCE, SIZE_HW, images, made
 
 SETTINGS = LossSettings.of(load_hyp("hyp.scratch-low.yaml"), imgsz=96)
 OBJECTS = [[0.0, 0, 10, 10, 40, 50], [1, 1, 3, 3, 20, 30]]
@@ -95,7 +95,7 @@ def test_scores_of_the_teacher_are_the_class_targets(name: str) -> None:
     torch.testing.assert_close(found[1, free, 2], plain[1, free, 2] / sigma * (sigma - probabilities[1, free, 2]))
 
 
-def test_objectness_is_taught_by_the_best_class(tmp_path: Path) -> None:
+def test_objectness_is_taught_by_the_best_class() -> None:
     """It has no loss where a class without labels is unknown to the teacher."""
     model = made("DetectYOLOX").train()
     raw = model(images(2))
@@ -119,7 +119,7 @@ def test_objectness_is_taught_by_the_best_class(tmp_path: Path) -> None:
     assert not partly[1][1, free].any()
 
 
-def test_the_choice_of_a_teacher(tmp_path: Path) -> None:
+def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, plain, world = partly_labelled(), make_index([(40, 80)]), World()
     free = made("DetectFree").head.criterion(SETTINGS)
     file = tmp_path / "old.pt"
@@ -130,12 +130,18 @@ def test_the_choice_of_a_teacher(tmp_path: Path) -> None:
 
     chosen = choose(AUTO)
     assert chosen.startswith(f"{file}#") and choose(str(file)) == chosen == choose(chosen)
+    monkeypatch.chdir(tmp_path)
+    assert choose("old.pt") == chosen, "whatever the working directory of a resume"
     assert choose(AUTO, known=("square",)) == NO_TEACHER, "which is labelled everywhere"
     assert choose(AUTO, of=plain) == choose(NO_TEACHER) == NO_TEACHER
     anchors = made("Detect").head.criterion(SETTINGS)
     assert choose(AUTO, criterion=anchors) == NO_TEACHER
     with pytest.raises(UserError, match="the loss of this model's head takes no teacher"):
         choose(str(file), criterion=anchors)
+    with pytest.raises(UserError, match="an exported file, expected a checkpoint"):
+        choose("best.onnx")
+    with pytest.raises(UserError, match="--teacher nothing.pt: no such file"):
+        choose("nothing.pt")
     with pytest.raises(UserError, match="all images label all classes"):
         choose(str(file), of=plain)
     file.write_bytes(b"others")
@@ -143,10 +149,26 @@ def test_the_choice_of_a_teacher(tmp_path: Path) -> None:
         choose(chosen)
 
 
-def test_a_teacher_must_know_a_class_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, head = World(), made("DetectFree").head
-    model = DetectionModel("tessera-n.yaml", names=("square",)).eval()
-    network = network_of(fused_copy(model, world.accelerator), 96, world.accelerator)
-    monkeypatch.setattr(teacher_module, "open_model", lambda *_, **__: network)
-    with pytest.raises(UserError, match=r"expected a network that knows a class .*'circle'"):
-        teacher_module.open_teacher("old.pt#0123456789abcdef", partly_labelled(), head, world)
+def test_a_teacher_has_the_strides_of_the_model_and_knows_a_class_without_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, head, chosen = World(), made("DetectFree").head, "old.pt#0123456789abcdef"
+    offered = [DetectionModel("tessera-n.yaml", names=("square",)), DetectionModel("yolov5n6.yaml", names=NAMES)]
+    monkeypatch.setattr(teacher_module, "resolve_weights", Path)
+    monkeypatch.setattr(teacher_module, "load_weights", lambda _: None)
+    monkeypatch.setattr(teacher_module, "model_of_weights", lambda *_: offered.pop(0))
+    with pytest.raises(UserError, match=r"expected a detector that knows a class .*'circle'"):
+        open_teacher(chosen, partly_labelled(), head, world)
+    with pytest.raises(UserError, match="found strides of 8, 16, 32, 64 px, expected 8, 16, 32"):
+        open_teacher(chosen, partly_labelled(), head, world)
+
+
+def test_branches_that_predict_an_object_once_are_not_taught() -> None:
+    """The teacher's scores are of many cells for an object."""
+    model = made(ONCE).train()
+    raw = model(images(2))
+    taught = Taught(torch.rand(2, raw[1].shape[1], 4), torch.ones(4, dtype=torch.bool))
+    found, masked = (gradients(model, raw, own, [*OBJECTS, REGION]) for own in (taught, None))
+    boxes = masked[0][1].any(1)
+    assert not torch.equal(found[1][1, ~boxes, 2], masked[1][1, ~boxes, 2])
+    assert torch.equal(found[3], masked[3])
