@@ -318,8 +318,8 @@ class TrainConfig(Options):
     noreport: bool = option(False, "do not write report.html", kind=bool)
     teacher: str = option(
         AUTO,
-        "checkpoint that teaches the classes which images do not label (`labelled` in the dataset's YAML); none; auto = "
-        "the initial weights, if they know such a class",
+        "checkpoint that teaches the classes which images do not label (`labelled` in the dataset's YAML); none; auto "
+        "= the initial weights, if they know such a class",
     )
     evolve: int = option(
         0, "search hyperparameters in N trials, and train the best ones again (bare: 300)", kind=int, low=0, bare=300

@@ -304,7 +304,10 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
         return tuple((totals[:, :-1] / np.maximum(totals[:, -1:], 1)).flatten().tolist())
 
     def assign_cells(self, predictions: Sequence[Tensor], assignment: TaskAlignedAssignment) -> list[Assigned]:
-        """Return outputs and assigned cells of each set of branches. A teacher teaches the first: its scores are dense."""
+        """Return outputs and assigned cells of each set of branches.
+
+        A teacher teaches the first alone, because its scores are of many cells for an object.
+        """
         grid, widths = Grid(assignment.grid), self._widths
         assert len(predictions) == len(widths) * len(self._topk), len(predictions)
         assigned = []
@@ -405,10 +408,7 @@ def _units(assigned: Sequence[Assigned]) -> Tensor:
     """
     units = []
     for _, slots in assigned:
-        scores = (
-            slots.target_scores
-            if slots.taught is None
-            else torch.cat((slots.target_scores, slots.taught.square().flatten()))
-        )
-        units.append((scores * UNIT).round().long().sum())
+        units.append((slots.target_scores * UNIT).round().long().sum())
+        if slots.taught is not None:
+            units[-1] += (slots.taught.square() * UNIT).round().long().sum()
     return torch.stack(units)

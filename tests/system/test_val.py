@@ -242,7 +242,9 @@ def test_half_precision_holds_its_weights_in_16_bits() -> None:
         half_dtype = torch.bfloat16
 
     model, images = DetectionModel(FREE), torch.rand(2, 3, 64, 64)
-    network = network_of_weights(model, Weights({}, {}, (), "best.pt"), Half(), precision=half_precision(Half()))
+    network = network_of_weights(
+        model, Weights({}, {}, (), "best.pt"), Half(), precision=Precision(Half(), torch.bfloat16)
+    )
     cast_in_each = network_of(fused_copy(model, Half()), 64, Half(), Precision(Half(), torch.bfloat16))
     assert torch.equal(network(images), cast_in_each(images)) and network.describe(64) == cast_in_each.describe(64)
 

@@ -136,9 +136,7 @@ def open_teacher(
             f"({first_of(list(map(shown, wanted)), 5)}). Give another one, or --teacher none."
         )
     if model.head.strides != head.strides:
-        theirs, ours = (
-            ", ".join(f"{stride:g}" for stride in strides) for strides in (model.head.strides, head.strides)
-        )
+        theirs, ours = (", ".join(f"{stride:g}" for stride in each.strides) for each in (model.head, head))
         raise UserError(
             f"--teacher {name}: found strides of {theirs} px, expected {ours} as of this model. Give another one, or "
             "--teacher none."
@@ -146,8 +144,8 @@ def open_teacher(
     log.info(f"Teacher: {name} teaches {first_of(list(map(shown, taught)), 5)} where images do not label them.")
     if head.has_objectness and len(taught) < len(wanted):
         log.warning(
-            f"--teacher {name}: it does not know all of {first_of(list(map(shown, wanted)), 5)}. Where one of the others "
-            "is not labelled, it teaches nothing to this model, which has an objectness."
+            f"--teacher {name}: it does not know all of {first_of(list(map(shown, wanted)), 5)}. Where one of the "
+            "others is not labelled, it teaches nothing to this model, which has an objectness."
         )
     precision = Precision(world.accelerator, dtype)
     network = network_of_weights(model, loaded, world.accelerator, precision=precision)

@@ -135,9 +135,9 @@ def test_the_chosen_batch_fits_and_fills_its_share() -> None:
 def test_the_validation_is_tried_at_the_largest_shape_there(imgsz: ImageSize, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[SizeHw] = []
 
-    def made(images: int, size: ImageSize) -> Batch:
+    def made(images: int, size: ImageSize, taught: int = 0) -> Batch:
         sizes.append(size_hw_of(size))
-        return synthetic_batch(images, size)
+        return synthetic_batch(images, size, taught)
 
     monkeypatch.setattr("tessera.utils.training.autobatch.synthetic_batch", made)
     with FakeCuda() as device:
