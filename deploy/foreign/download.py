@@ -30,10 +30,11 @@ from tqdm import tqdm
 from tessera.utils.errors import UserError
 from tessera.utils.files import UMASK, no_link, open_plain, write_whole
 from tessera.utils.text import one_line, shown
-from tessera.utils.types import Archive
 
 if TYPE_CHECKING:  # importing urllib3 opens a socket to check for IPv6: only requests import it
     from urllib3 import BaseHTTPResponse
+
+    from tessera.utils.types import Archive  # which imports torch
 
 MAX_DOWNLOAD_BYTES = 200 << 30
 MAX_UNPACKED_BYTES = 400 << 30
