@@ -200,7 +200,8 @@ def check_untrained(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
         return  # of which an error tells
     known, names, classes = _absent_categories(train), train.spec.names, train.scanned.classes
     for part in parts:
-        check.problems += untrained_classes(names, classes, part.split, part.scanned.classes)
+        sets = train.scanned.unlabelled_sets
+        check.problems += untrained_classes(names, classes, part.split, part.scanned.classes, sets)
         known = [*known, *(names[c] for c in np.unique(part.scanned.classes))]
     if missing := [shown(name) for name in names if name not in known]:
         check.notes.append(f"train: {plural(len(missing), 'class')} without an object: {first_of(missing, 8)}")

@@ -177,11 +177,19 @@ def without_objects(split: str, images: int) -> str:
 
 
 def untrained_classes(
-    names: Sequence[str], trained: NDArray[np.integer], split: str, classes: NDArray[np.integer]
+    names: Sequence[str],
+    trained: NDArray[np.integer],
+    split: str,
+    classes: NDArray[np.integer],
+    unlabelled_sets: NDArray[np.bool_],
 ) -> list[str]:
-    """Return a message if a split has objects of classes that train lacks, from the classes of both splits' objects."""
+    """Return a message if a split has objects of classes that train lacks, from the classes of both splits' objects.
+
+    Classes of `unlabelled_sets`, (K, C), which some image of train does not label, may have a teacher.
+    """
     objects, of_train = np.bincount(classes, minlength=len(names)), np.bincount(trained, minlength=len(names))
-    missing = np.flatnonzero((objects > 0) & (of_train == 0)).tolist()
+    untaught = ~unlabelled_sets.reshape(len(unlabelled_sets), len(names)).any(0)
+    missing = np.flatnonzero((objects > 0) & (of_train == 0) & untaught).tolist()
     if not missing:
         return []
     found = first_of([f"{plural(int(objects[c]), 'object')} of {shown(names[c])}" for c in missing], _SHOWN)

@@ -85,7 +85,7 @@ def training_data(splits: Splits, config: TrainConfig, imgsz: ImageSize, world: 
 def warn_of_problems(data: str, train: DatasetIndex, val: DatasetIndex) -> None:
     """Warn of problems of the dataset `data`, such as skipped images, and of classes that only `val` has."""
     texts = [*index_warnings(train), *index_warnings(val)]
-    texts += untrained_classes(train.names, train.classes, val.split, val.classes)
+    texts += untrained_classes(train.names, train.classes, val.split, val.classes, train.unlabelled_sets)
     check = f"`{called('train.py')} --data {shlex.quote(data)} --check-data` lists all."
     for text in texts + [check] * bool(texts):
         log.warning(text)

@@ -87,6 +87,12 @@ def choose_teacher(
         named = not (has_placeholder_names(known) or has_placeholder_names(index.names))
         given = weights if named and criterion.takes_teacher and _taught(index, known) else NO_TEACHER
     if given == NO_TEACHER:
+        objects = np.bincount(index.classes, minlength=len(index.names))
+        untaught = [shown(own) for own in _taught(index, index.names) if not objects[index.names.index(own)]]
+        if untaught:
+            log.warning(
+                f"Without a --teacher, classes without a labelled object are forgotten: {first_of(untaught, 5)}."
+            )
         return NO_TEACHER
     name, digest = split_teacher(given)
     if not len(index.set_of_image):
@@ -106,8 +112,8 @@ def choose_teacher(
     found = f"#{world.run_on_main(lambda: _digest(name))}"
     if digest not in ("", found):
         raise UserError(
-            f"--teacher {name}: the file has changed since the start of the run. To resume, restore it, or use the "
-            "version of the program that it came with."
+            f"--teacher {name}: found another file than at the start of the run. To resume, omit the flag, or give the "
+            "path of the same file."
         )
     return name + found
 
@@ -170,4 +176,4 @@ def _as_teacher() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise type(error)(str(error).replace("--weights", "--teacher", 1)) from error
+        raise type(error)(str(error).replace("--weights", "--teacher")) from error

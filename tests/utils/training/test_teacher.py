@@ -157,7 +157,7 @@ def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="all images label all classes"):
         choose(str(file), of=plain)
     file.write_bytes(b"others")
-    with pytest.raises(UserError, match="the file has changed since the start of the run"):
+    with pytest.raises(UserError, match="found another file than at the start of the run"):
         choose(chosen)
 
 
