@@ -1,7 +1,4 @@
-"""Datasets as annotation tools export them; other formats are named.
-
-Also the conversion of docs/datasets.md: what supervision writes is read as the same objects.
-"""
+"""Datasets as annotation tools export them; other formats are named."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tessera.utils.errors import UserError
-from tests.data.make import write_dataset
 from tests.data.source.made_yaml import build, check
 from tests.data.source.tool_forms import EXPECTED, FORMS, HEIGHT, NAMES, STEMS, WIDTH, coco, images, write
 
@@ -149,21 +144,3 @@ def test_rotated_boxes_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "data.yaml", "train: a.json\nval: a.json\nnames: [cat, dog]\n")
     (found,) = (line for line in check(tmp_path / "data.yaml").problems if line.startswith("train:"))
     assert found.startswith("train: 2 rotated boxes (attributes.rotation)") and "images/p0.jpg (a.json)" in found
-
-
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "datasets.md").read_text()
-(SNIPPET,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-
-
-def test_the_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("supervision")
-    yaml = write_dataset(tmp_path, {"train/a": "1 0.51 0.5 0.253 0.5\n0 0.25 0.5 0.5 1\n", "train/b": "", "val/c": ""})
-    yaml.rename(tmp_path / "my.yaml")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(SNIPPET, "docs/datasets.md", "exec"), {})
-    (tmp_path / "coco.yaml").write_text("path: .\ntrain: train.json\nval: train.json\n")
-    before, after = build(tmp_path / "my.yaml"), build(tmp_path / "coco.yaml")
-    assert after.names == before.names and len(after) == len(before) == 2
-    for image in range(2):
-        for one, other in zip(before.labels(image), after.labels(image), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-4)
