@@ -239,11 +239,9 @@ def partly_labelled(part: SplitData) -> list[str]:
     by_class = zip(names, (images @ ~scanned.unlabelled_sets).tolist(), strict=True)
     named = first_of([f"{shown(name)} in {count:,}" for name, count in by_class if count], 8)
     none = int(scanned.labels_nothing().sum())
-    partly, some = (
-        int(images.sum()) - none,
-        f" label some classes only: {named}" if named else " label some classes only",
-    )
-    return [f"{part.split}: {partly:,} of {plural(len(scanned.counts), 'image')}{some}; {none:,} label none"]
+    partly, classes = int(images.sum()) - none, f": {named}" if named else ""
+    every = plural(len(scanned.counts), "image")
+    return [f"{part.split}: {partly:,} of {every} label some classes only{classes}; {none:,} label none"]
 
 
 def counts_of(part: SplitData) -> SplitCounts:

@@ -243,7 +243,10 @@ def _federated(path: Path, item: Mapping[str, Any]) -> tuple[frozenset[int], fro
     found = [item.get(key, []) for key in keys]
     for ids in found:
         if not isinstance(ids, list) or not all(isinstance(own, int) for own in ids):
-            raise UserError(f"{path}: the image {shown(item['id'])} has the ids {as_json(ids)}, expected category ids.")
+            raise UserError(
+                f"{path}: the image {shown(item['id'])} has the ids {as_json(ids)}, expected a list of category ids, "
+                "as in LVIS. Remove the key if all objects of the image are annotated."
+            )
     negative, incomplete = map(frozenset, found)
     return negative, incomplete
 

@@ -17,6 +17,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.environment import datasets_dir
@@ -42,10 +43,14 @@ _LONGEST_LIST = 1 << 30  # bytes
 logger = logging.getLogger(__name__)
 
 
+def as_list(stated: object) -> list[Any]:
+    """Return the entries in the value of a split."""
+    return stated if isinstance(stated, list) else [stated]
+
+
 def path_texts(stated: object) -> list[str]:
     """Return the paths in the value of a split, as written."""
-    items = stated if isinstance(stated, list) else [stated]
-    texts = (item.get("path") if isinstance(item, dict) else item for item in items)
+    texts = (item.get("path") if isinstance(item, dict) else item for item in as_list(stated))
     return [text for text in texts if isinstance(text, str) and text]
 
 

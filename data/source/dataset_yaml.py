@@ -15,11 +15,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from tessera.data.labels.classes import Classes, parse_classes, parse_coco_classes
 from tessera.data.labels.coco import read_category_names
-from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry, path_texts
+from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, as_list, expand_entry, path_texts
 from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.environment import cache_dir
@@ -241,10 +240,6 @@ def _keypoints(found: YamlMapping) -> int:
     return int(shape[0] * shape[1])
 
 
-def _as_list(stated: object) -> list[Any]:
-    return stated if isinstance(stated, list) else [stated]
-
-
 def _entries(
     found: YamlMapping, held_out: ValFraction | None
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[tuple[str, ...] | None, ...]]]:
@@ -258,7 +253,7 @@ def _entries(
         stated = found.values.get("train" if held_out and split == "val" else split)
         if stated is None or stated in ("", []):
             continue
-        items = [_entry(found, split, item) for item in _as_list(stated)]
+        items = [_entry(found, split, item) for item in as_list(stated)]
         entries[split] = tuple(text for text, _ in items)
         if any(classes is not None for _, classes in items):
             labelled[split] = tuple(classes for _, classes in items)

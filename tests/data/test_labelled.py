@@ -141,7 +141,7 @@ def test_images_of_lvis_label_what_they_show_and_what_they_lack(tmp_path: Path) 
     assert unlabelled(build(yaml)) == unlabelled(index) and build(yaml).labels(1)[0].tolist() == [0]
     content["images"][0]["neg_category_ids"] = "cow"
     (tmp_path / "set.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"set.json: the image 1 has the ids 'cow', expected category ids"):
+    with pytest.raises(UserError, match=r"set.json: the image 1 has the ids 'cow', expected a list of category ids"):
         build(yaml)
 
 

@@ -163,7 +163,10 @@ def _conflicts(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hy
     for in_words, why in (
         (lambda c: f"--tile {c.tile} --overlap {c.overlap:g}", "its epochs and metrics would differ"),
         (lambda c: "--image-weights" if c.image_weights else f"--sampling {c.sampling}", "its epochs would differ"),
-        (lambda c: "--teacher none" if c.teacher in (AUTO, NO_TEACHER) else "a --teacher", "its targets would differ"),
+        (
+            lambda c: "--teacher none" if c.teacher in (AUTO, NO_TEACHER) else "--teacher FILE",
+            "its targets would differ",
+        ),
         (lambda c: "--single-cls" if c.single_cls else "several classes", "the model has as many outputs"),
     ):
         if in_words(config) != in_words(before):

@@ -277,14 +277,15 @@ def flags_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
 def _join_numbers(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Join the numbers after each of some flags, or its abbreviation, to one word, since a positional may follow."""
     joined: list[str] = []
-    room = False  # for a number
+    takes_number = False  # whether the words before do
     for word in words:
         number = word.lstrip("-").isdecimal()
-        if room and number and not joined[-1].startswith("--"):
+        if takes_number and number and not joined[-1].startswith("--"):
             joined[-1] += f" {word}"
         else:
             joined.append(word)
-        room = (room and number) or (len(word) > 2 and any(flag.startswith(word) for flag in flags))
+        is_flag = len(word) > 2 and any(flag.startswith(word) for flag in flags)
+        takes_number = is_flag or (takes_number and number)
     return joined
 
 

@@ -32,6 +32,7 @@ from tessera.utils.ranks.world import World
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
 
 LAST = Path("mine/weights/last.pt")
+TEACHER = "/old.pt#0123456789abcdef"  # as a run stores it, with its digest
 
 
 def checkpoint(**config: Any) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def test_a_run_saved_before_log_became_loggers_resumes() -> None:
         ({"tile": 640}, {"overlap": 0.3}, "--tile 640 --overlap 0.3", r"--tile 640 --overlap 0.2 \("),
         ({}, {"sampling": "balanced"}, "--sampling balanced", r"--sampling shuffled \(its"),
         ({}, {"image_weights": True}, "--image-weights", r"--sampling shuffled \(its"),
+        ({"teacher": TEACHER}, {"teacher": "none"}, "--teacher none", r"--teacher FILE \(its"),
+        ({"teacher": "none"}, {"teacher": "old.pt"}, "--teacher FILE", r"--teacher none \(its"),
         (
             {},
             {"freeze": 2, "sampling": "balanced", "optimizer": "Adam"},
@@ -91,6 +94,9 @@ def test_flags_that_prevent_a_resume_are_named_together(
         ({"tile": 640}, {"tile": 640, "overlap": 0.2}, "overlap", 0.2),
         ({"sampling": "balanced"}, {"sampling": "balanced"}, "sampling", "balanced"),
         ({"image_weights": True}, {"image_weights": True}, "image_weights", True),
+        ({"teacher": TEACHER}, {}, "teacher", TEACHER),
+        ({"teacher": TEACHER}, {"teacher": "auto"}, "teacher", TEACHER),
+        ({"teacher": TEACHER}, {"teacher": "moved.pt"}, "teacher", "moved.pt#0123456789abcdef"),  # verified later
     ],
 )
 def test_equivalent_flags_are_accepted(saved: dict[str, Any], given: dict[str, Any], name: str, value: object) -> None:
