@@ -25,18 +25,26 @@ from tessera.utils.evaluation.network import Network, is_exported, network_of_we
 from tessera.utils.files import user_path
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, shown
+from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF
 from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 
 
 class Teacher:
-    """Frozen network that predicts the classes of a training, matched by name, at the cells of the student's head."""
+    """Frozen network that predicts the classes of a training, matched by name, at the cells of the student's head.
+
+    Of classes whose best F1 in its validation is at a confidence below DEFAULT_CONF, it raises the scores, such that
+    this confidence becomes DEFAULT_CONF: the student would learn to be as timid.
+    """
 
     def __init__(self, network: Network, names: Sequence[str], head: Head) -> None:
         self._network, self._head = network, head
         numbers = torch.tensor(match_classes(network.names, names), device=network.accelerator.device)
         self._known, self._columns = numbers >= 0, numbers.clamp(min=0)
+        best = torch.tensor(network.class_confidences or [DEFAULT_CONF] * network.nc, dtype=torch.float32)
+        odds = best.clamp(LOWEST_CONF, DEFAULT_CONF).logit().neg().exp() * DEFAULT_CONF / (1 - DEFAULT_CONF)
+        self._odds = odds.to(numbers.device)[self._columns]  # (C,), factors of the odds of a score, at least 1
 
     @torch.no_grad()
     def __call__(self, assignment: A, batch: Batch, images: Tensor) -> A:
@@ -55,6 +63,7 @@ class Teacher:
         scores = decoded[..., first:].index_select(2, self._columns) * self._known
         if self._network.has_objectness:
             scores = scores * decoded[..., 4:5]
+        scores = scores * self._odds / (1 + scores * (self._odds - 1))
         scores = self._largest_of_cells(scores, images.shape[2:])
         probabilities = scores.new_zeros((len(images), *scores.shape[1:])).index_copy_(0, rows, scores)
         return replace(assignment, taught=Taught(probabilities, self._known))
