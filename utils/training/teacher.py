@@ -21,7 +21,7 @@ from tessera.utils.config import AUTO, NO_TEACHER, split_teacher
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import Teach, no_teacher
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.network import Network, is_exported, network_of_weights
+from tessera.utils.evaluation.network import Network, network_of_weights
 from tessera.utils.files import user_path
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, shown
@@ -114,8 +114,6 @@ def choose_teacher(
             f"--teacher {name}: the loss of this model's head takes no teacher. Choose a model that ends in "
             "DetectFree, DetectYOLOv9 or DetectYOLOX, or --teacher none."
         )
-    if is_exported(name):
-        raise ConfigError(f"--teacher {name}: an exported file, expected a checkpoint. Give the one it was made from.")
     path = user_path(name, "--teacher")
     name = str(path.absolute()) if path.is_file() else name
     found = f"#{world.run_on_main(lambda: _digest(name))}"

@@ -150,8 +150,6 @@ def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert choose(AUTO, criterion=anchors) == NO_TEACHER
     with pytest.raises(UserError, match="the loss of this model's head takes no teacher"):
         choose(str(file), criterion=anchors)
-    with pytest.raises(UserError, match="an exported file, expected a checkpoint"):
-        choose("best.onnx")
     with pytest.raises(UserError, match=r"--teacher nothing.pt: no such file"):
         choose("nothing.pt")
     with pytest.raises(UserError, match="all images label all classes"):
