@@ -136,13 +136,12 @@ def assign_candidates(
     rectangles = np.stack((owners, first_cell, width, grids[level, 1] - width, pairs_before, pairs))
     ignored = None
     if len(targets.regions):
-        levels = region_cells(targets.regions, strides, batch_size, grids_hw)
-        ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
+        ignored = _of_cells(region_cells(targets.regions, strides, batch_size, grids_hw))
     set_of_cell, sets = None, None
     if len(targets.unlabelled):
         assert unlabelled is not None
-        found = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
-        set_of_cell, sets = map(torch.from_numpy, found)
+        levels, unions = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
+        set_of_cell, sets = _of_cells(levels), torch.from_numpy(unions)
     return TaskAlignedAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
@@ -157,6 +156,11 @@ def assign_candidates(
         unlabelled_sets=sets,
         ignored=ignored,
     )
+
+
+def _of_cells(levels: Sequence[NDArray[Any]]) -> Tensor:
+    """Return values of levels, (B, ny, nx) each, as (B·A,)."""
+    return torch.from_numpy(np.concatenate([level.reshape(len(level), -1) for level in levels], 1)).flatten()
 
 
 @dataclass(frozen=True)
