@@ -30,7 +30,7 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import region_cells, sets_of_cells
+from tessera.models.heads.grid import joined, region_cells, sets_of_cells
 from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
 from tessera.utils.errors import ConfigError
 
@@ -49,7 +49,8 @@ class AnchorAssignment(Assignment):
 
     A cell here is one prediction: image, anchor, y, x. Positives are ordered by level, then by step (centre, left, up,
     right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), positives and predictions of
-    each level; `ignored` is (B, rows), in the order of decoded rows, and false for the cells of `cells`.
+    each level; `ignored` is (B, rows), in the order of decoded rows, and false for the cells of `cells`;
+    `set_of_row` is -1 in ignored regions.
     """
 
     cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
@@ -61,10 +62,6 @@ class AnchorAssignment(Assignment):
     cells_per_level: tuple[int, ...]  # U of each level
     positives_per_level: tuple[int, ...]  # P of each level
     rows_per_level: tuple[int, ...]  # predictions of an image
-    # Classes without labels at each prediction, int64 (B, rows): row of sets, bool (S, C), whose first is empty; -1 in
-    # ignored regions. None without regions.
-    set_of_row: Tensor | None = None
-    unlabelled_sets: Tensor | None = None
 
     def with_teacher(self, taught: Taught) -> AnchorAssignment:
         """Return the assignment with the scores where the teacher knows all classes without labels, and 0 elsewhere.
@@ -126,8 +123,8 @@ def assign_targets(
             row = np.repeat(np.where(mask, -1, own)[:, None], each, 1)
             row[tuple(would.numpy())] = -1
             row[tuple(used.numpy())] = 0
-            rows.append(row.reshape(batch_size, -1))
-        set_of_row, sets = torch.from_numpy(np.concatenate(rows, 1)), torch.from_numpy(unions)
+            rows.append(row)
+        set_of_row, sets = joined(rows), torch.from_numpy(unions)
         ignored = set_of_row != 0
     rows_per_level = tuple(each * ny * nx for ny, nx in grids_hw)
     counts = np.stack((positives_per_level, batch_size * np.array(rows_per_level)), 1)
@@ -142,9 +139,9 @@ def assign_targets(
         cells_per_level,
         positives_per_level,
         rows_per_level,
-        set_of_row,
-        sets,
         ignored=ignored,
+        set_of_row=set_of_row,
+        unlabelled_sets=sets,
     )
 
 

@@ -111,6 +111,10 @@ class Assignment:
     counts: Tensor
     # bool, of all predictions of the batch: those in an ignored region that have no loss; None without regions.
     ignored: Tensor | None = field(default=None, kw_only=True)
+    # Classes without labels: the set of each prediction, int64 in the shape of `ignored`, as row of sets, bool (S, C),
+    # whose first is empty; None if there are none.
+    set_of_row: Tensor | None = field(default=None, kw_only=True)
+    unlabelled_sets: Tensor | None = field(default=None, kw_only=True)
     # What a teacher predicts, for classes without labels; None without a teacher.
     taught: Taught | None = field(default=None, kw_only=True)
 

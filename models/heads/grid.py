@@ -117,6 +117,11 @@ def sets_of_cells(
     return levels, np.stack(unions)
 
 
+def joined(levels: Sequence[NDArray[Any]]) -> Tensor:
+    """Return arrays of levels, (B, …), as a tensor (B, numbers of all levels)."""
+    return torch.from_numpy(np.concatenate([level.reshape(len(level), -1) for level in levels], 1))
+
+
 def _parts(
     levels: Sequence[NDArray[Any]], regions: NDArray[np.float32], strides: Sequence[float]
 ) -> Iterator[tuple[int, NDArray[Any]]]:
