@@ -97,8 +97,8 @@ def sets_of_cells(
     strides: Sequence[float],
     batch_size: int,
     grids_hw: Sequence[tuple[int, int]],
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the set of classes that are not labelled at each cell, (B·A,), as rows of sets (S, C).
+) -> tuple[list[NDArray[np.int64]], NDArray[np.bool_]]:
+    """Return the set of classes that are not labelled at each cell, (B, ny, nx) for each level, as rows of sets (S, C).
 
     Row 0 is the empty set. `regions` are as in `region_cells`, where class -2 - k is set k of `sets`, (K, C). Where
     regions overlap, as after mixup, the set is their union.
@@ -114,7 +114,12 @@ def sets_of_cells(
             if row == len(unions):
                 unions.append(union)
             part[before == earlier] = row
-    return np.concatenate([level.reshape(batch_size, -1) for level in levels], 1).ravel(), np.stack(unions)
+    return levels, np.stack(unions)
+
+
+def joined(levels: Sequence[NDArray[Any]]) -> Tensor:
+    """Return arrays of levels, (B, …), as a tensor (B, numbers of all levels)."""
+    return torch.from_numpy(np.concatenate([level.reshape(len(level), -1) for level in levels], 1))
 
 
 def _parts(

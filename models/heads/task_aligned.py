@@ -35,7 +35,7 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import Grid, cells_inside, make_grid, region_cells, sets_of_cells
+from tessera.models.heads.grid import Grid, cells_inside, joined, make_grid, region_cells, sets_of_cells
 from tessera.models.heads.head import Head
 from tessera.utils.boxes import box_iou
 
@@ -75,16 +75,13 @@ class TaskAlignedAssignment(Assignment):
     filled: Tensor  # bool (G, K), false for padding
     parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
-    # Classes without labels: the set of each cell, int64 (B·A,), as row of sets, bool (S, C); None if there are none.
-    set_of_cell: Tensor | None = None
-    unlabelled_sets: Tensor | None = None
 
     def without_loss(self) -> Tensor | None:
         """Return which predictions have no class loss if they are not assigned: bool (B·A, 1 or C), None = all have."""
         ignored = None if self.ignored is None else self.ignored[:, None]
-        if self.set_of_cell is None or self.unlabelled_sets is None:
+        if self.set_of_row is None or self.unlabelled_sets is None:
             return ignored
-        unlabelled = self.unlabelled_sets[self.set_of_cell]
+        unlabelled = self.unlabelled_sets[self.set_of_row]
         return unlabelled if ignored is None else unlabelled | ignored
 
     def pairs_of(self, part: Part) -> tuple[Tensor, Tensor]:
@@ -136,13 +133,12 @@ def assign_candidates(
     rectangles = np.stack((owners, first_cell, width, grids[level, 1] - width, pairs_before, pairs))
     ignored = None
     if len(targets.regions):
-        levels = region_cells(targets.regions, strides, batch_size, grids_hw)
-        ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
-    set_of_cell, sets = None, None
+        ignored = joined(region_cells(targets.regions, strides, batch_size, grids_hw)).flatten()
+    set_of_row, sets = None, None
     if len(targets.unlabelled):
         assert unlabelled is not None
-        found = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
-        set_of_cell, sets = map(torch.from_numpy, found)
+        levels, unions = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
+        set_of_row, sets = joined(levels).flatten(), torch.from_numpy(unions)
     return TaskAlignedAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
@@ -153,7 +149,7 @@ def assign_candidates(
         filled=torch.from_numpy(np.arange(topk) < length[:, None]),
         parts=tuple(parts),
         batch_size=batch_size,
-        set_of_cell=set_of_cell,
+        set_of_row=set_of_row,
         unlabelled_sets=sets,
         ignored=ignored,
     )

@@ -129,7 +129,7 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
         config, train = recipe.config, recipe.data.train
-        teacher = choose_teacher(config.teacher, config.weights, known, train, criterion, world)
+        teacher = choose_teacher(config.teacher, config.weights, known, train, world)
         world.run_on_main(lambda: require_outside(folder / "weights", [split_teacher(teacher)[0]]))
         teach = open_teacher(teacher, train, model.head, world, precision.dtype)
         batch_size = _batch_size(recipe, model, criterion, precision, teach, world)
