@@ -5,6 +5,7 @@ Legend: T boxes, L levels, A cells of an image, level by level, in a level by y,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,13 @@ def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], li
         sizes = x.new_full((ny, nx), stride)
         levels.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx), sizes), -1).view(-1, 3))
     return Grid(torch.cat(levels))
+
+
+@functools.lru_cache(64)  # of image sizes, which are few
+def kept_grid(shapes_hw: tuple[tuple[int, int], ...], strides: tuple[float, ...], device: torch.device) -> Grid:
+    """Return `make_grid` on a device, where it stays."""
+    with torch.inference_mode(False):  # reused in training, even if validation comes first
+        return make_grid(shapes_hw, strides, torch.zeros(0, device=device))
 
 
 def cells_last(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import Grid, cells_inside, joined, make_grid, region_cells, sets_of_cells
+from tessera.models.heads.grid import Grid, cells_inside, joined, kept_grid, region_cells, sets_of_cells
 from tessera.models.heads.head import Head
 from tessera.utils.boxes import box_iou
 
@@ -68,13 +68,19 @@ class TaskAlignedAssignment(Assignment):
     # int64 (6, N), one tensor for one copy to the device. Its rows: object; first cell, as image · A + cell; cells per
     # row; cells from a row's end to the next row; pairs of the part in the rectangles before; pairs
     rectangles: Tensor
-    grid: Tensor  # float32 (A, 3), see Grid
     classes: Tensor  # int64 (G,)
     boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
     slots: Tensor  # int64 (G, K), indices of each object's first K candidates in its part, padded with the last
     filled: Tensor  # bool (G, K), false for padding
     parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
+    grids_hw: tuple[tuple[int, int], ...]  # of the levels
+    strides: tuple[float, ...]
+
+    @property
+    def grid(self) -> Grid:
+        """All cells of an image, on the assignment's device."""
+        return kept_grid(self.grids_hw, self.strides, self.rectangles.device)
 
     def without_loss(self) -> Tensor | None:
         """Return which predictions have no class loss if they are not assigned: bool (B·A, 1 or C), None = all have."""
@@ -142,13 +148,14 @@ def assign_candidates(
     return TaskAlignedAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
-        grid=make_grid(grids_hw, strides, torch.zeros(0)).cells,
         classes=torch.from_numpy(objects[:, 1].astype(np.int64)),
         boxes_xyxy=torch.from_numpy(objects[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
         filled=torch.from_numpy(np.arange(topk) < length[:, None]),
         parts=tuple(parts),
         batch_size=batch_size,
+        grids_hw=grids_hw,
+        strides=tuple(strides),
         set_of_row=set_of_row,
         unlabelled_sets=sets,
         ignored=ignored,
@@ -202,7 +209,7 @@ def assign_topk(
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*best, strict=True))
     keep = assignment.filled[:, :topk] & (alignment > MIN_ALIGNMENT)
-    grid = Grid(assignment.grid)
+    grid = assignment.grid
     predictions = assignment.batch_size * len(grid.cells)
     keep = keep & _largest_of_cell(cells, torch.where(keep, overlap, -1.0), predictions)
     alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
@@ -304,7 +311,7 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
 
         A teacher teaches the first alone, because its scores are of many cells for an object.
         """
-        grid, widths = Grid(assignment.grid), self._widths
+        grid, widths = assignment.grid, self._widths
         assert len(predictions) == len(widths) * len(self._topk), len(predictions)
         assigned = []
         for branches, topk in enumerate(self._topk):

@@ -21,7 +21,7 @@ from tests.system.tiny import flags as tiny_flags
 
 pytestmark = pytest.mark.slow
 
-BATCH = 12  # images, on one to three ranks
+BATCH = 12  # images, on one to four ranks
 STEPS = 4  # optimizer steps an epoch
 MORE = {3: ("--sync-bn", "--cfg", "tessera-n.yaml", "--imgsz", "64", "96")}  # flags by the number of ranks
 Runs = Callable[[int], Path]  # run directories by the number of ranks
@@ -156,7 +156,7 @@ def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_
     assert whole.code == 0, whole.said
     args, run = flags(data, tmp_path / "changed", *more), tmp_path / "changed" / "exp"
     done = 0
-    for ranks, steps in ((3, 2), (2, 3)):
+    for ranks, steps in ((3, 2), (4, 3)):
         stopped = train(tmp_path, ranks, *args, fault=f"{ranks - 1} step {steps} SIGTERM")
         done += steps
         epoch, batch = divmod(done - 1, STEPS)
