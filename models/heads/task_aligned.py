@@ -232,15 +232,15 @@ def assign_topk(
     largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
     target_scores = (alignment / largest * overlap.amax(1, keepdim=True)).flatten()
     cells, ignored, cell_weights = cells.flatten(), assignment.without_loss(), None
-    used = torch.zeros(predictions, device=cells.device)
-    if ignored is not None or assignment.weights is not None:
-        used.scatter_reduce_(0, cells, target_scores, "amax")
+
+    def of_cells(values: Tensor) -> Tensor:
+        return torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, values, "amax")
+
     if ignored is not None:
-        ignored = ignored & (used == 0)[:, None]
+        ignored = ignored & (of_cells(target_scores) == 0)[:, None]
     if assignment.weights is not None and assignment.cell_weights is not None:
-        own = torch.where(target_scores > 0, assignment.weights.repeat_interleave(topk), 0)
-        own = torch.zeros_like(used).scatter_reduce_(0, cells, own, "amax")
-        cell_weights = torch.where(used > 0, own, assignment.cell_weights)[:, None]
+        own = of_cells(torch.where(target_scores > 0, assignment.weights.repeat_interleave(topk), 0))
+        cell_weights = torch.where(of_cells(target_scores) > 0, own, assignment.cell_weights)[:, None]
     taught = None
     if assignment.taught is not None and ignored is not None:
         replaced = ignored & assignment.taught.known
