@@ -175,9 +175,8 @@ def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
     name = one_line(last.module, 40)
     if last.module not in HEADS:
         raise ConfigError(
-            f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
-            f"{did_you_mean(last.module, HEADS)} One of your own is given with --head module:{name}, or registered in "
-            f"Python with tessera.models.model_yaml.register_head({name})."
+            f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}. One of your own is given with "
+            f"--head module:{name}, or registered in Python with tessera.models.model_yaml.register_head({name})."
         )
     for layer in others:
         if layer.module in HEADS:

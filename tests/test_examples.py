@@ -70,7 +70,7 @@ def test_head_and_loss(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=f"the run has --head {name}.* give the same again"):
         tessera.train(resume=folder / "epoch0.pt")
     with pytest.raises(
-        ConfigError, match=r"\(DetectSquared\): the last layer must be .*register_head\(DetectSquared\)"
+        ConfigError, match=r"^--weights .*best\.pt: .*\(DetectSquared\): the last .*register_head\(DetectSquared\)\.$"
     ):
         tessera.val(data=data, weights=folder / "best.pt", workers=0)
     tessera.train(resume=folder / "epoch0.pt", head=name)

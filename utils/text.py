@@ -86,11 +86,8 @@ def escape_control(text: str) -> str:
     """Return text with control characters, except tabs and line ends, as escapes such as \\x1b."""
     if text.isprintable():
         return text
-
-    def is_control(character: str) -> bool:
-        return character in _DIRECTION or unicodedata.category(character) in _CONTROL
-
-    return "".join(ascii(c)[1:-1] if is_control(c) and c not in "\n\t" else c for c in text)
+    control = {c for c in text if c in _DIRECTION or unicodedata.category(c) in _CONTROL} - {"\n", "\t"}
+    return "".join(ascii(c)[1:-1] if c in control else c for c in text)
 
 
 def strict_json(value: Any) -> str:

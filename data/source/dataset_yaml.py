@@ -277,9 +277,10 @@ def _entry(found: YamlMapping, split: str, item: object) -> tuple[str, tuple[str
         text, classes = item.get("path"), item.get("labelled")
         is_list = isinstance(classes, list) and all(isinstance(name, (str, int, float)) for name in classes)
         if set(item) != {"path", "labelled"} or not is_list:
+            wrong = next((str(key) for key in item if key not in ("path", "labelled")), "")
             raise ConfigError(
                 f"{found.at(split)}: {split}: found {shown(item)}, expected {{path: images/new, labelled: [bird]}}, "
-                "with the names of the classes that are labelled there; [] for images without labels."
+                f"with names of classes; [] for images without labels.{did_you_mean(wrong, ('path', 'labelled'))}"
             )
     if not isinstance(text, str) or not text or is_address(text):
         raise ConfigError(
@@ -297,7 +298,7 @@ def _labelled(
     for split, lists in spec.labelled.items():
         for name in (name for classes in lists for name in classes or () if name not in names):
             raise ConfigError(
-                f"{found.at(split)}: {split}: labelled: found {shown(name)}, expected trained classes such as "
+                f"{found.at(split)}: {split}: labelled: found {shown(name)}, expected names of trained classes such as "
                 f"{first_of(list(map(shown, names)), 4)}.{did_you_mean(name, names)}"
             )
         every = (None if own is None else tuple(name for name in names if name in own) for own in lists)

@@ -221,10 +221,10 @@ class _Collector:
             self._add(path)
         images = [*itertools.islice(self.labels, listed, None), *self.repeated[repeated:]]
         for image in images:
-            if self.labelled.setdefault(image, labelled) != labelled:
+            if (before := self.labelled.setdefault(image, labelled)) != labelled:
                 raise UserError(
-                    f"{self.spec.yaml_path}: {self.split}: {self.listing.shown(image)} is in two entries that label "
-                    "different classes. Keep it in one, with all classes that are labelled there."
+                    f"{self.spec.yaml_path}: {self.split}: {self.listing.shown(image)} is in {shown(entry)} and in an "
+                    f"entry that labels {'all' if before is None else list(before)}. Keep it in one with all classes."
                 )
         return bool(images) or len(self.unread) > unread
 

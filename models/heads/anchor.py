@@ -137,15 +137,16 @@ class Detect(Head):
             float32 (B, A, no): cx, cy, w, h in pixels, objectness, class probabilities; rows level by level, in a level
             by anchor, then y, then x.
         """
-        return torch.cat([self._decode_level(level, y) for level, y in enumerate(raw)], 1)
+        return torch.cat([self.decode_level(level, y) for level, y in enumerate(raw)], 1)
 
-    def _decode_level(self, level: int, raw: Tensor) -> Tensor:
+    def decode_level(self, level: int, raw: Tensor) -> Tensor:
+        """Decode raw outputs of a level, or the first of them, at least 4."""
         ny, nx = raw.shape[2:4]
         rows, columns = arange_like(ny, raw), arange_like(nx, raw)
         cells = torch.stack((columns.expand(ny, nx), rows[:, None].expand(ny, nx)), -1)
         stride = self.strides[level]
         anchors = (self.anchors[level].float() * stride).view(self.na, 1, 1, 2)
-        xy, wh, scores = raw.float().sigmoid().split((2, 2, self.nc + 1), -1)
+        xy, wh, scores = raw.float().sigmoid().split((2, 2, raw.shape[-1] - 4), -1)
         return torch.cat(((xy * 2 - 0.5 + cells) * stride, (wh * 2).square() * anchors, scores), -1).flatten(1, 3)
 
     @classmethod
@@ -165,6 +166,12 @@ class Detect(Head):
         anchors_px, message = fit_anchors(self, labels_wh, settings.anchor_t, rng)
         log.info(message)
         return {"anchors": torch.from_numpy(anchors_px) / torch.tensor(self.strides)[:, None, None]}
+
+    def nearest_row(self, level: int, wh: Tensor) -> Tensor:
+        """Return the anchor with the smallest ratio of the worse side."""
+        anchors = self.anchors[level].float() * self.strides[level]
+        ratios = wh.clamp(min=SMALLEST_SIDE)[..., None, :].log() - anchors.log()
+        return ratios.abs().amax(-1).argmin(-1)
 
     @property
     def priors(self) -> Tensor:

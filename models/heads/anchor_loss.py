@@ -10,7 +10,7 @@ level), U cells with at least one positive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +25,12 @@ from tessera.models.heads.criterion import (
     LossSettings,
     SumOverRanks,
     Targets,
+    Taught,
     gather_rows,
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import region_cells, weights_of_cells
+from tessera.models.heads.grid import joined, region_cells, sets_of_cells, weights_of_cells
 from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
 from tessera.utils.errors import ConfigError
 
@@ -48,7 +49,8 @@ class AnchorAssignment(Assignment):
 
     A cell here is one prediction: image, anchor, y, x. Positives are ordered by level, then by step (centre, left, up,
     right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), weights of the positives and
-    predictions of each level; `ignored` is false for the cells of `cells`.
+    predictions of each level; `ignored` is (B, rows), in the order of decoded rows, and false for the cells of `cells`;
+    `set_of_row` is -1 in ignored regions; `row_weights` are those of the objectness loss of all predictions.
     """
 
     cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
@@ -59,10 +61,23 @@ class AnchorAssignment(Assignment):
     anchors: Tensor  # float32 (P, 2), width and height in grid units
     cells_per_level: tuple[int, ...]  # U of each level
     positives_per_level: tuple[int, ...]  # P of each level
-    grids_hw: tuple[tuple[int, int], ...]
-    batch_size: int
+    rows_per_level: tuple[int, ...]  # predictions of an image
     weights: Tensor | None = None  # float32 (P,), of the object of each positive; None = 1
-    cell_weights: Tensor | None = None  # float32, of all predictions, flat, in the objectness loss; None = 1
+
+    def with_teacher(self, taught: Taught) -> AnchorAssignment:
+        """Return the assignment with the scores where the teacher knows all classes without labels, and 0 elsewhere.
+
+        The positives of `counts` include the squares of the objectness targets.
+        """
+        assert self.set_of_row is not None and self.unlabelled_sets is not None and self.ignored is not None
+        rows, sets = self.set_of_row.clamp(min=0), self.unlabelled_sets
+        known = sets.any(1) & (sets <= taught.known).all(1)
+        scores = taught.probabilities * (sets & known[:, None])[rows]
+        weights = _of_any(scores).square().sum((0, 2)).split(self.rows_per_level)
+        counts = self.counts + F.pad(torch.stack([level.sum() for level in weights])[:, None], (0, 1))
+        return replace(
+            self, counts=counts, ignored=self.ignored & ~known[rows], taught=taught._replace(probabilities=scores)
+        )
 
 
 def assign_targets(
@@ -72,12 +87,13 @@ def assign_targets(
     anchor_t: float,
     batch_size: int,
     grids_hw: tuple[tuple[int, int], ...],
+    unlabelled: Tensor | None = None,
 ) -> AnchorAssignment:
     """Match targets with anchors and cells on every level.
 
     An anchor, of float32 (L, A, 2) in grid units of its level, matches a target if the ratio of each side is below
     `anchor_t`. The match counts in the cell of the target's centre and in up to two neighbours within half a cell of
-    it, inside of the image. `grids_hw` are sizes of the levels in cells.
+    it, inside of the image. `grids_hw` are sizes of the levels in cells, `unlabelled` is as in `Criterion.assign`.
     """
     levels, each = len(anchors), len(anchors[0])
     found = [
@@ -93,37 +109,38 @@ def assign_targets(
     last_positives = len(flat) - 1 - first
     cells = torch.from_numpy(places[last_positives].T.copy())
     cells_per_level = tuple(np.bincount(level[last_positives], minlength=levels).tolist())
-    ignored = None
-    unknown = np.concatenate((targets.regions, targets.unlabelled))
-    if len(unknown):
+    ignored, set_of_row, sets = None, None, None
+    if len(targets.regions) or len(targets.unlabelled):
         alone = Targets(targets.regions, targets.regions[:0], targets.regions[:0])
         as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
         matching = as_objects.cells.split(list(as_objects.cells_per_level), 1)
-        masks = []
-        for inside, would, own in zip(
-            region_cells(unknown, strides, batch_size, grids_hw),
-            matching,
-            cells.split(list(cells_per_level), 1),
-            strict=True,
+        inside = region_cells(targets.regions, strides, batch_size, grids_hw)
+        known = np.zeros((1, 1), np.bool_) if unlabelled is None else unlabelled.numpy()
+        of_cell, unions = sets_of_cells(targets.unlabelled, known, strides, batch_size, grids_hw)
+        rows = []
+        for mask, own, would, used in zip(
+            inside, of_cell, matching, cells.split(list(cells_per_level), 1), strict=True
         ):
-            mask = np.repeat(inside[:, None], each, 1)
-            mask[tuple(would.numpy())] = True
-            mask[tuple(own.numpy())] = False
-            masks.append(mask.ravel())
-        ignored = torch.from_numpy(np.concatenate(masks))
-    weights, cell_weights, positives = None, None, list[float](positives_per_level)
+            row = np.repeat(np.where(mask, -1, own)[:, None], each, 1)
+            row[tuple(would.numpy())] = -1
+            row[tuple(used.numpy())] = 0
+            rows.append(row)
+        set_of_row, sets = joined(rows), torch.from_numpy(unions)
+        ignored = set_of_row != 0
+    weights, row_weights, positives = None, None, np.array(positives_per_level)
     if targets.weights is not None:
         around = weights_of_cells(targets.objects, targets.weights, strides, batch_size, grids_hw)
         of_levels = [np.repeat(level_weights[:, None], each, 1) for level_weights in around]
         weights = targets.weights[owners]
-        positives = np.bincount(level, weights, levels).tolist()
+        positives = np.bincount(level, weights, levels)
         for number, level_weights in enumerate(of_levels):
             here = last_positives[level[last_positives] == number]
             level_weights[tuple(places[here].T)] = weights[here]
-        cell_weights = torch.from_numpy(np.concatenate([level_weights.ravel() for level_weights in of_levels]))
-    predictions_per_level = [batch_size * each * ny * nx for ny, nx in grids_hw]
+        row_weights = joined(of_levels)
+    rows_per_level = tuple(each * ny * nx for ny, nx in grids_hw)
+    counts = np.stack((positives, batch_size * np.array(rows_per_level)), 1)
     return AnchorAssignment(
-        torch.tensor(list(zip(positives, predictions_per_level, strict=True)), dtype=torch.float32),
+        torch.tensor(counts, dtype=torch.float32),
         cells,
         torch.from_numpy(last_positives),
         torch.from_numpy(positive_cells[::-1].copy()),
@@ -132,11 +149,12 @@ def assign_targets(
         torch.from_numpy(matched),
         cells_per_level,
         positives_per_level,
-        grids_hw,
-        batch_size,
+        rows_per_level,
         None if weights is None else torch.from_numpy(weights),
-        cell_weights,
         ignored=ignored,
+        row_weights=row_weights,
+        set_of_row=set_of_row,
+        unlabelled_sets=sets,
     )
 
 
@@ -177,6 +195,11 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     positives and classes, if there are several classes, times the class weight. Levels are summed, objectness with the
     weights of `objectness_balance`. Predictions without object in an ignored region, or in one where some class has no
     labels, have an objectness loss of 0. Means over positives are weighted by their objects' weights.
+
+    Where a teacher predicts classes without labels, the objectness target is q, the sum of its scores. Box and class
+    loss have its boxes, and its scores relative to q, as further targets. Their weight is q² and counts as positives.
+    Without its boxes, those of classes without labels would soon be forgotten. With scores relative to the highest, all
+    classes of which it is unsure would have targets near 1.
     """
 
     names = ("box", "obj", "cls")
@@ -201,7 +224,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     ) -> AnchorAssignment:
         head, checked = self._head, split_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
-        return assign_targets(checked, anchors, head.strides, self._settings.anchor_t, batch_size, grids_hw)
+        return assign_targets(checked, anchors, head.strides, self._settings.anchor_t, batch_size, grids_hw, unlabelled)
 
     def __call__(
         self,
@@ -220,9 +243,6 @@ class AnchorLoss(Criterion[AnchorAssignment]):
 
         `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
         """
-        for prediction, (ny, nx) in zip(predictions, assignment.grids_hw, strict=True):
-            expected = (assignment.batch_size, self._head.na, ny, nx, 5 + self.nc)
-            assert prediction.shape == expected, (prediction.shape, expected)
         cells_per_level, positives_per_level = list(assignment.cells_per_level), list(assignment.positives_per_level)
         cells = assignment.cells.split(cells_per_level, dim=1)
         # In float32 from here on; autocast lowers none of the operations below.
@@ -236,16 +256,19 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         box = [part.sum() for part in ((1 - iou) * weights).split(positives_per_level)]
 
         quality = iou.detach().clamp(min=0).index_select(0, assignment.last_positives).split(cells_per_level)
+        rows_per_level = assignment.rows_per_level
+        taught = () if assignment.taught is None else assignment.taught.probabilities.split(rows_per_level, 1)
+        background = [_of_any(part) for part in taught] or [torch.zeros_like(level) for level in objectness]
         dense = [
-            self._binary_loss(logits, torch.zeros_like(logits).index_put_(at.unbind(0), values), self._settings.obj_pw)
-            for logits, at, values in zip(objectness, cells, quality, strict=True)
+            self._binary_loss(logits, q.view_as(logits).index_put_(at.unbind(0), values), self._settings.obj_pw)
+            for logits, q, at, values in zip(objectness, background, cells, quality, strict=True)
         ]
         if assignment.ignored is not None:
-            inside = assignment.ignored.split([level.numel() for level in dense])
-            dense = [level.masked_fill(part.view_as(level), 0) for level, part in zip(dense, inside, strict=True)]
-        if assignment.cell_weights is not None:
-            parts = assignment.cell_weights.split([level.numel() for level in dense])
-            dense = [level * part.view_as(level) for level, part in zip(dense, parts, strict=True)]
+            inside = assignment.ignored.split(rows_per_level, 1)
+            dense = [level.masked_fill(part.reshape(level.shape), 0) for level, part in zip(dense, inside, strict=True)]
+        if assignment.row_weights is not None:
+            factors = assignment.row_weights.split(rows_per_level, 1)
+            dense = [level * part.reshape(level.shape) for level, part in zip(dense, factors, strict=True)]
         obj = [level.sum() for level in dense]
 
         if self.nc > 1:
@@ -257,6 +280,18 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         else:
             per_positive = torch.zeros_like(iou)
         cls = [part.sum() for part in (per_positive * weights).split(positives_per_level)]
+        if assignment.taught is not None:
+            levels = zip(predictions, taught, assignment.taught.boxes.split(rows_per_level, 1), strict=True)
+            for level, (prediction, scores, wanted) in enumerate(levels):
+                q = _of_any(scores)
+                own = self._head.decode_level(level, prediction[..., :OBJECTNESS])
+                distance = 1 - complete_iou(own.flatten(0, 1), wanted.flatten(0, 1))
+                box[level] = box[level] + (distance * q.square().flatten()).sum()
+                if self.nc > 1:
+                    logits = prediction[..., OBJECTNESS + 1 :].float().flatten(1, 3)
+                    truth = scores / q.clamp(min=torch.finfo(torch.float32).tiny)
+                    losses = self._binary_loss(logits, truth, self._settings.cls_pw)
+                    cls[level] = cls[level] + (losses * q.square()).sum()
         return torch.stack((torch.stack(box), torch.stack(obj), torch.stack(cls)), 1)
 
     def totals(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
@@ -319,6 +354,11 @@ def objectness_balance(nl: int) -> tuple[float, ...]:
             f"Give Detect fewer inputs."
         )
     return weights[:nl]
+
+
+def _of_any(scores: Tensor) -> Tensor:
+    """Return the probability of an object (B, rows, 1) from those of classes that exclude each other, (B, rows, C)."""
+    return scores.sum(2, keepdim=True).clamp(max=1)
 
 
 class _TakeCells(torch.autograd.Function):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -101,8 +101,9 @@ def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
 class Taught(NamedTuple):
     """Targets of a teacher, on the device."""
 
-    probabilities: Tensor  # float32 (B, A, C) of the cells, level by level; 0 for classes that it does not know
+    probabilities: Tensor  # float32 (B, A, C) of all predictions, level by level; 0 for classes that it does not know
     known: Tensor  # bool (C,), the classes that it knows
+    boxes: Tensor  # float32 (B, A, 4), cxcywh in pixels; 0 with all scores
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,20 @@ class Assignment:
 
     # float32, any shape: divisors of the loss that are known before the forward, and all-reduced during it.
     counts: Tensor
-    # bool, of all predictions of the batch, flat: those in an ignored region that have no loss; None without regions.
+    # bool, of all predictions of the batch: those in an ignored region that have no loss; None without regions.
     ignored: Tensor | None = field(default=None, kw_only=True)
+    # Classes without labels: the set of each prediction, int64 in the shape of `ignored`, as row of sets, bool (S, C),
+    # whose first is empty; None if there are none.
+    set_of_row: Tensor | None = field(default=None, kw_only=True)
+    unlabelled_sets: Tensor | None = field(default=None, kw_only=True)
+    # Factors of the losses of predictions that the device does not assign, in the shape of `ignored`; None = 1.
+    row_weights: Tensor | None = field(default=None, kw_only=True)
     # What a teacher predicts, for classes without labels; None without a teacher.
     taught: Taught | None = field(default=None, kw_only=True)
+
+    def with_teacher(self: A, taught: Taught) -> A:
+        """Return the assignment, on the device, with a teacher's targets."""
+        return replace(self, taught=taught)
 
 
 A = TypeVar("A", bound=Assignment)
@@ -127,7 +138,6 @@ class Criterion(ABC, Generic[A]):
     """Loss of a head."""
 
     names: tuple[str, ...]  # of the losses, such as ("box", "obj", "cls"), for results.csv and the progress bar
-    takes_teacher: ClassVar[bool] = False  # whether `Assignment.taught` has an effect
     class_weights: Tensor | None  # float32 (C,), factor of the class loss of positive cells, on their device; None = 1
 
     @property

@@ -240,7 +240,6 @@ class AnchorFreeLoss(TaskAlignedLoss):
     """
 
     _head: DetectFree
-    takes_teacher = True
 
     def __init__(self, head: DetectFree, settings: LossSettings) -> None:
         gains = {"box": settings.box, "cls": settings.cls, "dfl" if head.reg_max > 1 else "l1": settings.dfl}

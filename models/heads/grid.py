@@ -5,6 +5,7 @@ Legend: T boxes, L levels, A cells of an image, level by level, in a level by y,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,13 @@ def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], li
         sizes = x.new_full((ny, nx), stride)
         levels.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx), sizes), -1).view(-1, 3))
     return Grid(torch.cat(levels))
+
+
+@functools.lru_cache(64)  # of image sizes, which are few
+def kept_grid(shapes_hw: tuple[tuple[int, int], ...], strides: tuple[float, ...], device: torch.device) -> Grid:
+    """Return `make_grid` on a device, where it stays."""
+    with torch.inference_mode(False):  # reused in training, even if validation comes first
+        return make_grid(shapes_hw, strides, torch.zeros(0, device=device))
 
 
 def cells_last(x: Tensor) -> Tensor:
@@ -108,8 +116,8 @@ def sets_of_cells(
     strides: Sequence[float],
     batch_size: int,
     grids_hw: Sequence[tuple[int, int]],
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the set of classes that are not labelled at each cell, (B·A,), as rows of sets (S, C).
+) -> tuple[list[NDArray[np.int64]], NDArray[np.bool_]]:
+    """Return the set of classes that are not labelled at each cell, (B, ny, nx) for each level, as rows of sets (S, C).
 
     Row 0 is the empty set. `regions` are as in `region_cells`, where class -2 - k is set k of `sets`, (K, C). Where
     regions overlap, as after mixup, the set is their union.
@@ -125,7 +133,12 @@ def sets_of_cells(
             if row == len(unions):
                 unions.append(union)
             part[before == earlier] = row
-    return np.concatenate([level.reshape(batch_size, -1) for level in levels], 1).ravel(), np.stack(unions)
+    return levels, np.stack(unions)
+
+
+def joined(levels: Sequence[NDArray[Any]]) -> Tensor:
+    """Return arrays of levels, (B, …), as a tensor (B, numbers of all levels)."""
+    return torch.from_numpy(np.concatenate([level.reshape(len(level), -1) for level in levels], 1))
 
 
 def _parts(

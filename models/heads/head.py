@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -151,6 +152,10 @@ class Head(nn.Module, ABC):
     def grids_hw(self, size_hw: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return height and width of each level in cells, for images of (height, width) pixels."""
         return tuple((int(size_hw[0] // stride), int(size_hw[1] // stride)) for stride in self.strides)
+
+    def nearest_row(self, level: int, wh: Tensor) -> Tensor:
+        """Return which decoded row of a level's cell is for boxes most like sizes (…, 2) in pixels: int64 (…)."""
+        return wh.new_zeros(wh.shape[:-1], dtype=torch.int64)
 
     def rows_per_level(self, size_hw: Sequence[int]) -> tuple[int, ...]:
         """Return the number of decoded rows of each level, for such images."""

@@ -36,7 +36,15 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import Grid, cells_inside, make_grid, region_cells, sets_of_cells, weights_of_cells
+from tessera.models.heads.grid import (
+    Grid,
+    cells_inside,
+    joined,
+    kept_grid,
+    region_cells,
+    sets_of_cells,
+    weights_of_cells,
+)
 from tessera.models.heads.head import Head
 from tessera.utils.boxes import box_iou
 
@@ -69,26 +77,27 @@ class TaskAlignedAssignment(Assignment):
     # int64 (6, N), one tensor for one copy to the device. Its rows: object; first cell, as image · A + cell; cells per
     # row; cells from a row's end to the next row; pairs of the part in the rectangles before; pairs
     rectangles: Tensor
-    grid: Tensor  # float32 (A, 3), see Grid
     classes: Tensor  # int64 (G,)
     boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
     slots: Tensor  # int64 (G, K), indices of each object's first K candidates in its part, padded with the last
     filled: Tensor  # bool (G, K), false for padding
     parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
-    # Classes without labels: the set of each cell, int64 (B·A,), as row of sets, bool (S, C); None if there are none.
-    set_of_cell: Tensor | None = None
-    unlabelled_sets: Tensor | None = None
-    # Weights of the objects, float32 (G,), and of cells that are not assigned, (B·A,); None = all 1.
-    weights: Tensor | None = None
-    cell_weights: Tensor | None = None
+    grids_hw: tuple[tuple[int, int], ...]  # of the levels
+    strides: tuple[float, ...]
+    weights: Tensor | None = None  # float32 (G,), of the objects; None = 1
+
+    @property
+    def grid(self) -> Grid:
+        """All cells of an image, on the assignment's device."""
+        return kept_grid(self.grids_hw, self.strides, self.rectangles.device)
 
     def without_loss(self) -> Tensor | None:
         """Return which predictions have no class loss if they are not assigned: bool (B·A, 1 or C), None = all have."""
         ignored = None if self.ignored is None else self.ignored[:, None]
-        if self.set_of_cell is None or self.unlabelled_sets is None:
+        if self.set_of_row is None or self.unlabelled_sets is None:
             return ignored
-        unlabelled = self.unlabelled_sets[self.set_of_cell]
+        unlabelled = self.unlabelled_sets[self.set_of_row]
         return unlabelled if ignored is None else unlabelled | ignored
 
     def pairs_of(self, part: Part) -> tuple[Tensor, Tensor]:
@@ -120,11 +129,11 @@ def assign_candidates(
     areas = np.maximum(sizes_wh, 0).prod(2)  # (T, L)
     keep = areas.sum(1) > 0
     objects, corners_xy, sizes_wh, areas = objects[keep], corners_xy[keep], sizes_wh[keep], areas[keep]
-    weights, cell_weights = None, None
+    weights, row_weights = None, None
     if targets.weights is not None:
         weights = torch.from_numpy(targets.weights[keep])
-        cell_levels = weights_of_cells(targets.objects, targets.weights, strides, batch_size, grids_hw)
-        cell_weights = torch.from_numpy(np.concatenate([w.reshape(batch_size, -1) for w in cell_levels], 1)).flatten()
+        around = weights_of_cells(targets.objects, targets.weights, strides, batch_size, grids_hw)
+        row_weights = joined(around).flatten()
 
     owners, level = np.nonzero(areas)  # (N,) each
     corner, width = corners_xy[owners, level], sizes_wh[owners, level, 0]
@@ -145,27 +154,27 @@ def assign_candidates(
     rectangles = np.stack((owners, first_cell, width, grids[level, 1] - width, pairs_before, pairs))
     ignored = None
     if len(targets.regions):
-        levels = region_cells(targets.regions, strides, batch_size, grids_hw)
-        ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
-    set_of_cell, sets = None, None
+        ignored = joined(region_cells(targets.regions, strides, batch_size, grids_hw)).flatten()
+    set_of_row, sets = None, None
     if len(targets.unlabelled):
         assert unlabelled is not None
-        found = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
-        set_of_cell, sets = map(torch.from_numpy, found)
+        levels, unions = sets_of_cells(targets.unlabelled, unlabelled.numpy(), strides, batch_size, grids_hw)
+        set_of_row, sets = joined(levels).flatten(), torch.from_numpy(unions)
     return TaskAlignedAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
-        grid=make_grid(grids_hw, strides, torch.zeros(0)).cells,
         classes=torch.from_numpy(objects[:, 1].astype(np.int64)),
         boxes_xyxy=torch.from_numpy(objects[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
         filled=torch.from_numpy(np.arange(topk) < length[:, None]),
         parts=tuple(parts),
         batch_size=batch_size,
-        set_of_cell=set_of_cell,
+        grids_hw=grids_hw,
+        strides=tuple(strides),
+        set_of_row=set_of_row,
         unlabelled_sets=sets,
         weights=weights,
-        cell_weights=cell_weights,
+        row_weights=row_weights,
         ignored=ignored,
     )
 
@@ -224,7 +233,7 @@ def assign_topk(
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*best, strict=True))
     keep = assignment.filled[:, :topk] & (alignment > MIN_ALIGNMENT)
-    grid = Grid(assignment.grid)
+    grid = assignment.grid
     predictions = assignment.batch_size * len(grid.cells)
     claim = overlap if assignment.weights is None else overlap * assignment.weights[:, None]
     keep = keep & _largest_of_cell(cells, torch.where(keep, claim, -1.0), predictions)
@@ -238,9 +247,9 @@ def assign_topk(
 
     if ignored is not None:
         ignored = ignored & (of_cells(target_scores) == 0)[:, None]
-    if assignment.weights is not None and assignment.cell_weights is not None:
+    if assignment.weights is not None and assignment.row_weights is not None:
         own = of_cells(torch.where(target_scores > 0, assignment.weights.repeat_interleave(topk), 0))
-        cell_weights = torch.where(of_cells(target_scores) > 0, own, assignment.cell_weights)[:, None]
+        cell_weights = torch.where(of_cells(target_scores) > 0, own, assignment.row_weights)[:, None]
     taught = None
     if assignment.taught is not None and ignored is not None:
         replaced = ignored & assignment.taught.known
@@ -333,7 +342,7 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
 
         A teacher teaches the first alone, because its scores are of many cells for an object.
         """
-        grid, widths = Grid(assignment.grid), self._widths
+        grid, widths = assignment.grid, self._widths
         assert len(predictions) == len(widths) * len(self._topk), len(predictions)
         assigned = []
         for branches, topk in enumerate(self._topk):

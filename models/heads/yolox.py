@@ -137,7 +137,6 @@ class YoloxLoss(TaskAlignedLoss):
     """
 
     _head: DetectYOLOX
-    takes_teacher = True
 
     def __init__(self, head: DetectYOLOX, settings: LossSettings) -> None:
         gains = {"box": settings.box, "obj": settings.obj, "cls": settings.cls}

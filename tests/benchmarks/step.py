@@ -191,8 +191,7 @@ def main() -> None:
         "Tessera, fp32": rival(our_step, case, torch.float32),
         "Tessera, bf16": rival(our_step, case, torch.bfloat16),
     }
-    if case.model.head.criterion(LossSettings.of(case.hyp)).takes_teacher:
-        rivals["Tessera, bf16, with teacher"] = rival(taught_step, case, torch.bfloat16)
+    rivals["Tessera, bf16, with teacher"] = rival(taught_step, case, torch.bfloat16)
     if given.compile:
         rivals["Tessera, bf16, --compile"] = our_step(case, torch.bfloat16, compile=True)
     show(rounds(rivals, given.rounds), "plain: eager, NCHW, fp32")

@@ -107,7 +107,14 @@ def test_copies_in_entries_of_different_classes_are_to_be_merged(yaml: Path) -> 
     [
         ("{path: images, labelled: [dgo]}", "a.yaml:1: train: labelled: found 'dgo', .* Did you mean 'dog'"),
         ("{path: images, labelled: dog}", r"train: found .*, expected {path: images/new, labelled: \[bird\]}"),
-        ("{path: images, labeled: [dog]}", r"expected {path: images/new, labelled: \[bird\]}"),
+        (
+            "{path: images, labeled: [dog]}",
+            r"expected {path: images/new, labelled: \[bird\]}.* Did you mean 'labelled'",
+        ),
+        (
+            "{path: images, labelled: [1]}",
+            "labelled: found '1', expected names of trained classes such as 'cat', 'dog'",
+        ),
         ("{path: 3, labelled: [dog]}", "train: found 3, expected a folder"),
     ],
 )
@@ -118,7 +125,7 @@ def test_mistakes_of_labelled(tmp_path: Path, train: str, what: str) -> None:
 
 def test_an_image_in_entries_of_different_classes_is_refused(yaml: Path) -> None:
     write(yaml, yaml.read_text().replace("images/old", "images/new"))
-    with pytest.raises(UserError, match=r"new/b.jpg is in two entries that label different classes"):
+    with pytest.raises(UserError, match=r"new/b.jpg is in /.*images/new and in an entry that labels all\."):
         build(yaml)
 
 

@@ -52,18 +52,15 @@ def reports(outcome: Outcome) -> list[str]:
     return re.findall(r"^rank (\d+): (?:Traceback|error)", outcome.err, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "fault", ["1 loss 6 raise", "0 validation 1 raise", "0 save 3 raise", "0 scan 1 raise", "1 end 1 raise"]
-)
+@pytest.mark.parametrize("fault", ["1 loss 6 raise", "0 save 3 raise", "0 scan 1 raise"])
 def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path, fault: str) -> None:
-    more = ("--epochs", "1") if " end " in fault else ()
-    outcome = fail(data, tmp_path, fault, *more)
+    outcome = fail(data, tmp_path, fault)
     assert outcome.err.count("RuntimeError: broken on purpose") == 1, outcome.said
     assert f"rank {fault[0]}: Traceback" in outcome.err, outcome.said
     assert reports(outcome) == [fault[0]], outcome.said
 
 
-@pytest.mark.parametrize(("rank", "where"), [(0, "scan 1"), (1, "step 6"), (0, "validation 1")])
+@pytest.mark.parametrize(("rank", "where"), [(0, "scan 1"), (1, "step 6")])
 def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: str) -> None:
     outcome = fail(data, tmp_path, f"{rank} {where} kill")
     found = re.findall(rf"rank {1 - rank}: error: rank {rank} on \S+ \(last: .*\) is gone", outcome.err)
@@ -87,11 +84,10 @@ def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path) -> None
     assert "rank 1: Traceback" not in outcome.err, outcome.said
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank: int) -> None:
-    outcome = fail(data, tmp_path, f"{rank} validation 1 sleep", env={"TESSERA_CONTROL_TIMEOUT": "5"})
+def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path) -> None:
+    outcome = fail(data, tmp_path, "0 validation 1 sleep", env={"TESSERA_CONTROL_TIMEOUT": "5"})
     found = re.findall(r"error: control message \d+ has waited \d+ s .*rank (\d) on \S+ \(last: (.*?)\)", outcome.err)
-    assert found == [(str(rank), "validating epoch 0")], outcome.said
+    assert found == [("0", "validating epoch 0")], outcome.said
 
 
 def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: Path) -> None:
@@ -105,26 +101,24 @@ def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: P
     assert re.search(r"hyp \w+: \S+ on rank 0; \S+ on rank 1", outcome.err), outcome.said
 
 
-def state(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(folder / "exp" / "weights" / "last.pt", weights_only=True)
+def state(folder: Path, name: str = "last.pt") -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(folder / "exp" / "weights" / name, weights_only=True)
     return loaded
 
 
 def test_a_step_that_is_nan_on_one_rank_is_skipped_by_all(data: Path, tmp_path: Path) -> None:
     args = ("--epochs", "2")
     before, after = tmp_path / "before", tmp_path / "after"
-    train(before, 2, *flags(data, before, *args), fault="0 step 2 SIGTERM")
-    stopped = train(after, 2, *flags(data, after, *args), fault="1 loss 3 nan;0 step 3 SIGTERM")
-    assert "after batch 3" in stopped.err, stopped.said
-    one, two = state(before), state(after)
-    assert (one["step"], one["skipped_steps"]) == (2, 0)
-    assert (two["step"], two["skipped_steps"], two["ema_updates"]) == (3, 1, one["ema_updates"])
+    train(before, 2, *flags(data, before, *args), fault=f"0 step {STEPS - 1} SIGTERM")
+    skipped = train(after, 2, *flags(data, after, *args, "--save-period", "1"), fault=f"1 loss {STEPS} nan")
+    assert skipped.code == 0, skipped.said
+    one, two = state(before), state(after, "epoch0.pt")
+    assert (one["step"], one["skipped_steps"]) == (STEPS - 1, 0)
+    assert (two["step"], two["skipped_steps"], two["ema_updates"]) == (STEPS, 1, one["ema_updates"])
     for part in ("model", "ema", "optimizer"):
         mine, theirs = tensors(one[part]), tensors(two[part])
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine), part
-    resumed = train(after, 2, "--resume", str(after / "exp"), "--device", "cpu")
-    assert resumed.code == 0, resumed.said
     assert losses(after / "exp").notna().all().all()
     assert state(after)["skipped_steps"] == 1
 
@@ -137,10 +131,9 @@ def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "exp" / "weights" / "last.pt") in outcome.err
 
 
-@pytest.mark.parametrize("flag", ["--evolve 1", "--weights other.pt"])
 def test_ranks_that_were_asked_for_other_work_are_refused_before_they_wait_for_each_other(
-    data: Path, tmp_path: Path, flag: str
+    data: Path, tmp_path: Path
 ) -> None:
-    outcome = fail(data, tmp_path, "", env={"ARGS_OF_RANK_1": flag})
+    outcome = fail(data, tmp_path, "", env={"ARGS_OF_RANK_1": "--evolve 1 --weights other.pt"})
     assert outcome.err.count("the ranks do not agree") == 1, outcome.said
-    assert f"{flag.split()[0]}: " in outcome.err, outcome.said
+    assert "--evolve: " in outcome.err and "--weights: " in outcome.err, outcome.said

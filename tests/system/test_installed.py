@@ -114,7 +114,7 @@ def test_every_command_works_beside_modules_of_the_same_names(python: Path, proj
     small = ("--data", "shapes.yaml", "--imgsz", "64", "--workers", "1", "--noplots", "--loggers", "none", *ON_CPU)
     torchrun = (str(python), *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tessera"))
 
-    trained = run(python, project, "tessera", "train", *small, "--epochs", "3")
+    trained = run(python, project, "tessera", "train", *small, "--epochs", "1")
     assert f"Detect: tessera detect --weights {project / best} --source …" in trained.out, trained.said
     run(python, project, *torchrun, "train", *small, "--epochs", "1", "--name", "two")
     assert (project / "runs" / "train" / "two" / "weights" / "best.pt").is_file()

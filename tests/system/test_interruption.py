@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 BATCH = 12  # images, on one to four ranks
 STEPS = 4  # optimizer steps an epoch
-MORE = {4: ("--sync-bn", "--cfg", "tessera-n.yaml", "--imgsz", "64", "96")}  # flags by the number of ranks
+MORE = {3: ("--sync-bn", "--cfg", "tessera-n.yaml", "--imgsz", "64", "96")}  # flags by the number of ranks
 Runs = Callable[[int], Path]  # run directories by the number of ranks
 
 
@@ -63,9 +63,8 @@ def assert_resumes(run: Path, ranks: int, whole: Path, *more: str) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "step"),
     [
-        ("SIGTERM", 143, 3),
-        pytest.param("SIGINT", 130, STEPS + 1),  # the first of an epoch
-        pytest.param("SIGUSR1", 138, -1),  # the last of all
+        ("SIGINT", 130, STEPS + 1),  # the first of an epoch
+        ("SIGUSR1", 138, -1),  # the last of all
     ],
 )
 def test_a_signal_stops_after_the_step(
@@ -98,7 +97,7 @@ def test_a_stopped_run_can_be_reported_as_it_is_and_still_trains_on(
     assert all((run / file).is_file() for file in files)
 
 
-@pytest.mark.parametrize(("ranks", "stop"), [(1, "SIGTERM"), (3, "kill")])
+@pytest.mark.parametrize(("ranks", "stop"), [(1, "SIGTERM"), (2, "kill")])
 def test_an_abandoned_validation_loses_nothing(
     data: Path, tmp_path: Path, undisturbed: Runs, ranks: int, stop: str
 ) -> None:
@@ -131,25 +130,24 @@ def test_train_and_val_run_in_any_thread(data: Path, tmp_path: Path) -> None:
     assert trained is not None and measured is not None and trained.images == measured.images == 4
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_a_signal_to_one_rank_stops_all(data: Path, tmp_path: Path, undisturbed: Runs, ranks: int) -> None:
-    args = flags(data, tmp_path, "--epochs", "2", *MORE.get(ranks, ()))
-    stopped = train(tmp_path, ranks, *args, fault=f"1 step {STEPS + 3} SIGUSR1")
+def test_a_signal_to_one_rank_stops_all(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", *MORE[3])
+    stopped = train(tmp_path, 3, *args, fault=f"1 step {STEPS + 3} SIGUSR1")
     assert stopped.code != 0
     assert stopped.err.count("Stopped as requested in epoch 1 after batch 3") == 1, stopped.said
-    assert_resumes(tmp_path / "exp", ranks, undisturbed(ranks), "--workers", "0")
+    assert_resumes(tmp_path / "exp", 3, undisturbed(3), "--workers", "0")
 
 
 def test_a_signal_to_the_launcher_stops_all(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     """Torchrun passes it on to the ranks' process groups, loader workers included."""
-    with start(tmp_path, 3, *flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")) as job:
+    with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")) as job:
         job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
         job.process.send_signal(signal.SIGTERM)
         stopped = job.wait(60)
         assert job.left_over() == [], stopped.said
     assert stopped.code != 0 and "DataLoader" not in stopped.err, stopped.said
     assert stopped.err.count("Stopped as requested") == 1, stopped.said
-    assert_resumes(tmp_path / "exp", 3, undisturbed(3))
+    assert_resumes(tmp_path / "exp", 2, undisturbed(2))
 
 
 def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_path: Path) -> None:
@@ -158,7 +156,7 @@ def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_
     assert whole.code == 0, whole.said
     args, run = flags(data, tmp_path / "changed", *more), tmp_path / "changed" / "exp"
     done = 0
-    for ranks, steps in ((3, 2), (4, 3), (2, 2)):
+    for ranks, steps in ((3, 2), (4, 3)):
         stopped = train(tmp_path, ranks, *args, fault=f"{ranks - 1} step {steps} SIGTERM")
         done += steps
         epoch, batch = divmod(done - 1, STEPS)
@@ -171,13 +169,13 @@ def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_
 
 
 def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
-    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "exp", *MORE[4])
-    outcome = train(tmp_path, 4, *args, fault=f"1 step {STEPS + 3} kill", options=("--max-restarts=3",))
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "exp", *MORE[3])
+    outcome = train(tmp_path, 3, *args, fault=f"1 step {STEPS + 3} kill", options=("--max-restarts=3",))
     assert outcome.code == 0, outcome.said
     assert outcome.err.count("Restarted by the launcher") == 1, outcome.said
     assert sorted(p.name for p in tmp_path.glob("exp*")) == ["exp"]
-    assert_same_checkpoint(tmp_path / "exp" / "weights" / "last.pt", undisturbed(4) / "weights" / "last.pt")
-    assert losses(tmp_path / "exp").equals(losses(undisturbed(4)))
+    assert_same_checkpoint(tmp_path / "exp" / "weights" / "last.pt", undisturbed(3) / "weights" / "last.pt")
+    assert losses(tmp_path / "exp").equals(losses(undisturbed(3)))
 
 
 @pytest.mark.parametrize("fault", ["1 step 1 kill", "0 end 1 kill"], ids=["before-any-save", "in-the-end"])
@@ -185,27 +183,23 @@ def test_torchrun_restarts_in_the_same_folder(data: Path, tmp_path: Path, undist
     args = flags(data, tmp_path, "--epochs", "2", "--exist-ok")
     stale = tmp_path / "exp" / "weights" / "last.pt"  # of an earlier job: not this one's own
     stale.parent.mkdir(parents=True)
-    stale.write_bytes((undisturbed(3) / "weights" / "last.pt").read_bytes())
-    outcome = train(tmp_path, 3, *args, fault=fault, options=("--max-restarts=1",))
+    stale.write_bytes((undisturbed(2) / "weights" / "last.pt").read_bytes())
+    outcome = train(tmp_path, 2, *args, fault=fault, options=("--max-restarts=1",))
     assert outcome.code == 0, outcome.said
     assert sorted(p.name for p in tmp_path.glob("exp*")) == ["exp"]
-    assert_same_checkpoint(stale, undisturbed(3) / "weights" / "last.pt")
-    assert losses(tmp_path / "exp").equals(losses(undisturbed(3)))
+    assert_same_checkpoint(stale, undisturbed(2) / "weights" / "last.pt")
+    assert losses(tmp_path / "exp").equals(losses(undisturbed(2)))
     assert outcome.out.count("Best epoch") == 1, outcome.said
 
 
 def test_the_same_command_begins_and_goes_on_and_ends(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "night")
-    killed = train(tmp_path, 3, *args, fault=f"1 step {STEPS + 3} kill")
+    killed = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill")
     assert killed.code != 0 and "night; starting the run" in killed.said
     run = tmp_path / "night"
     assert torch.load(run / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2, "no saved step is lost"
     (run / "weights" / ".last.pt.torn_123.another-host.tmp").write_bytes(b"half")  # what a kill while saving leaves
-    outcome = train(tmp_path, 3, *args)
+    outcome = train(tmp_path, 2, *args)
     assert outcome.code == 0 and not list(run.rglob("*.tmp")), outcome.said
-    assert_same_checkpoint(run / "weights" / "last.pt", undisturbed(3) / "weights" / "last.pt")
-    assert losses(run).equals(losses(undisturbed(3)))
-    before = (run / "results.csv").read_bytes()
-    again = train(tmp_path, 3, *args)
-    assert again.code == 0 and again.said.count("is finished, after 2 epochs") == 1, again.said
-    assert (run / "results.csv").read_bytes() == before and [p.name for p in tmp_path.glob("night*")] == ["night"]
+    assert_same_checkpoint(run / "weights" / "last.pt", undisturbed(2) / "weights" / "last.pt")
+    assert losses(run).equals(losses(undisturbed(2)))

@@ -65,7 +65,6 @@ FREE = (("box", 7.5), ("cls", 0.5))
 CASES = {
     "plain": Case(),
     "free": Case(flags=("--cfg", "tessera-n.yaml"), hyp=FREE),
-    "accumulation": Case(images=64, flags=("--after-warmup",), hyp=(("lr0", 1e-3),), windows=(4, 4, 4)),
     "empty-share": Case(hyp=(("mosaic", 0.0), ("translate", 0.0)), empty_share=True),
     "free-accumulation": Case(
         images=64, flags=("--cfg", "tessera-n.yaml", "--after-warmup"), hyp=(*FREE, ("lr0", 1e-3)), windows=(4, 4, 4)
@@ -74,13 +73,11 @@ CASES = {
         flags=("--cfg", "tessera-n.yaml"), hyp=(*FREE, ("mosaic", 0.0), ("translate", 0.0)), empty_share=True
     ),
     "yolox": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE),
-    "yolox-nano": Case(flags=("--cfg", "yolox-nano.yaml"), hyp=FREE),
     "yolov9": Case(head="DetectYOLOv9, [nc, 64]", hyp=FREE),
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect", "--imgsz", "64", "96")),
     "tiles": Case(flags=("--tile", "64")),
     "image-weights": Case(flags=("--image-weights",)),
-    "class-weights": Case(hyp=(("class_weights", '{"star": 5, "circle": 0.5}'),)),
     "balanced": Case(
         flags=("--cfg", "tessera-n.yaml", "--sampling", "balanced"),
         hyp=(*FREE, ("class_weights", '{"star": 5, "circle": 0.5}')),
@@ -133,7 +130,7 @@ def one_after_the_other(lists: Iterable[list[str]]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("names", "ranks"), [(list(CASES), 2), (["plain", "free"], 4)], ids=["all-2", "plain-4"])
+@pytest.mark.parametrize(("names", "ranks"), [(list(CASES), 2), (["free"], 4)], ids=["all-2", "free-4"])
 def test_three_steps_do_not_depend_on_the_number_of_ranks(
     started: dict[str, Started], names: list[str], ranks: int, tmp_path: Path
 ) -> None:
@@ -152,23 +149,20 @@ def test_three_steps_do_not_depend_on_the_number_of_ranks(
 
 @pytest.mark.slow
 def test_an_epoch_of_trained_weights_differs_in_the_last_digit_alone(shared: Path, tmp_path: Path) -> None:
-    """yolov5n.pt on coco128, in two orders of the images; a larger difference has a tie in a max-pool as its cause."""
-    data, steps, seeds = describe_coco128(tmp_path, shared), 8, (0, 2)
+    """yolov5n.pt on coco128; a larger difference has a tie in a max-pool as its cause."""
+    data, steps = describe_coco128(tmp_path, shared), 8
     weights = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--steps", str(steps)]
     common = [*weights, "--imgsz", "160", "--batch", str(BATCH), "--workers", "1", "--device", "cpu", "--sync-bn"]
     found = {}
     for ranks, run in ((1, run_python), (2, torchrun)):
-        lists = [[str(data), str(tmp_path / f"{seed}of{ranks}.pt"), *common, "--seed", str(seed)] for seed in seeds]
-        outcome = run(PROGRAM, *one_after_the_other(lists), timeout=900)
+        out = tmp_path / f"{ranks}.pt"
+        outcome = run(PROGRAM, str(data), str(out), *common, timeout=900)
         assert outcome.code == 0, outcome.said
-        found[ranks] = [torch.load(out, weights_only=True) for _, out, *_ in lists]
-    without_tie = 0
-    for first, second in zip(found[1], found[2], strict=True):
-        ties = ties_decided_otherwise(first["pools"], second["pools"], steps)
-        without_tie += ties.count(0)
-        limits = [LIMIT if any(ties[: step + 1]) else LIMIT_TRAINED for step in range(steps)]
-        print(f"ties by step {ties}; {compare(first, second, limits)}")
-    assert without_tie > 0
+        found[ranks] = torch.load(out, weights_only=True)
+    ties = ties_decided_otherwise(found[1]["pools"], found[2]["pools"], steps)
+    assert ties[0] == 0
+    limits = [LIMIT if any(ties[: step + 1]) else LIMIT_TRAINED for step in range(steps)]
+    print(f"ties by step {ties}; {compare(found[1], found[2], limits)}")
 
 
 def ties_decided_otherwise(first: list[Pooled], second: list[Pooled], steps: int) -> list[int]:
@@ -199,7 +193,6 @@ def check_case(name: str, alone: dict[str, Any]) -> None:
         assert any(len(batch.unique()) < BATCH for batch in indices), "drawn with replacement"
     elif name == "balanced":
         assert len(torch.cat(indices).unique()) < CASES[name].images == sum(map(len, indices)), "some twice, some never"
-    elif name == "class-weights":
         assert alone["class_weights"].max() > 5 * alone["class_weights"].min()
     elif name.endswith("in-part"):
         assert all(counts.sum() > 0 for counts in regions)

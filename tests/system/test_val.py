@@ -64,14 +64,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_four_images_measure_the_same_on_more_ranks(
-    trained: list[str], tmp_path: Path, ranks: int, command: Command
-) -> None:
+def test_four_images_measure_the_same_on_five_ranks(trained: list[str], tmp_path: Path, command: Command) -> None:
     args = [*trained, "--project", str(tmp_path)]
     alone = command(val.main, *args, "--name", "alone", "--imgsz", "64", "96")
     own = args[2:]  # the dataset and the size are the checkpoint's own
-    together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
+    together = torchrun(VAL, *own, "--name", "together", ranks=5)
     assert printed_metrics(alone) == printed_metrics(together)
     assert "Evaluating at 64x96 px (--imgsz): best.pt (after 1 epoch) was trained at 64x96." in alone.err, alone.said
     assert together.err.count("Evaluating at 64x96 px: best.pt (after 1 epoch) was trained at 64x96.") == 1, (
@@ -266,7 +263,7 @@ def test_flags_without_effect_beside_others(argv: str, idle: str) -> None:
 
 
 @pytest.mark.slow
-def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of_ranks(
+def test_official_weights_measure_the_same_in_every_batch_and_on_three_ranks(
     coco128: Path, shared: Path, tmp_path: Path, command: Command
 ) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
@@ -276,7 +273,7 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
     assert float(published_weights[-2]) == pytest.approx(0.563, abs=0.004)
     args += ["--imgsz", "320"]
     outcomes = [command(val.main, *args, "--batch", batch) for batch in ("1", "32")]
-    outcomes += [torchrun(VAL, *args, ranks=ranks, timeout=600) for ranks in (2, 3, 5)]
+    outcomes.append(torchrun(VAL, *args, ranks=3, timeout=600))
     assert float(printed_metrics(outcomes[0])[-1]) > 0.25
     tables = [re.findall(r"^ +\S.*$", outcome.out, re.M) for outcome in outcomes]
     assert all(table == tables[0] for table in tables[1:]), "every class's line is the same"
@@ -291,26 +288,27 @@ CPU = {"device": "cpu", "workers": 0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "imgsz", "known"), [("yolov5n.pt", 320, 0.287), ("yolox_nano.pth", 416, 0.338)])
-def test_official_weights_have_the_same_map_on_coco128_in_both_runtimes(
-    name: str, imgsz: int, known: float, shared: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "imgsz", "known", "runtime"),
+    [("yolov5n.pt", 320, 0.287, "openvino"), ("yolox_nano.pth", 416, 0.338, "onnx")],
+)
+def test_official_weights_have_the_same_map_on_coco128_in_a_runtime(
+    name: str, imgsz: int, known: float, runtime: str, shared: Path, tmp_path: Path
 ) -> None:
     for package in ("onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
     source, data = tmp_path / name, describe_coco128(tmp_path, shared)
     source.write_bytes((shared / "weights" / name).read_bytes())
-    written = export.run(weights=str(source), include=["onnx", "openvino"], imgsz=imgsz, device="cpu")
-    expected, *found = (
+    (written,) = export.run(weights=str(source), include=[runtime], imgsz=imgsz, device="cpu")
+    expected, metrics = (
         val.run(weights=str(path), data=str(data), imgsz=imgsz, project=str(tmp_path / "val"), save_json=True, **CPU)
-        for path in (source, *written)
+        for path in (source, written)
     )
     assert expected.map == pytest.approx(known, abs=0.003) and expected.images == 128
-    for metrics in found:
-        assert metrics.map == pytest.approx(expected.map, abs=1e-3)
-        assert metrics.map50 == pytest.approx(expected.map50, abs=1e-3)
-        assert (metrics.images, metrics.objects) == (expected.images, expected.objects)
-    files = sorted((tmp_path / "val").glob("*/predictions.json"))
-    assert len(files) == 3 and len({path.parent.name for path in files}) == 3
+    assert metrics.map == pytest.approx(expected.map, abs=1e-3)
+    assert metrics.map50 == pytest.approx(expected.map50, abs=1e-3)
+    assert (metrics.images, metrics.objects) == (expected.images, expected.objects)
+    assert len(list((tmp_path / "val").glob("*/predictions.json"))) == 2
 
 
 def test_an_exported_file_is_matched_to_a_dataset_by_the_names_of_its_classes(

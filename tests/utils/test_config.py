@@ -102,6 +102,7 @@ def test_python_names() -> None:
         ("0", "found 0, allowed is 32 to 8192"),
         ("-640", "found -640, allowed is 32 to 8192"),
         ("384 0", "found 0, allowed is 32 to 8192"),
+        ("64.5 96", "found '64.5', expected a whole number, or two: height width"),
         ("384x640", "found '384x640', expected a whole number, or two: height width"),
         ("384 640 3", "found '384 640 3', expected one number, the long side, or two, height and width"),
     ],

@@ -23,7 +23,7 @@ from tessera.utils.checkpoints.format import (
 )
 from tessera.utils.config import OWN_WEIGHTS
 from tessera.utils.environment import cache_dir
-from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.extensions import extension
 from tessera.utils.files import absolute_path, reachable_path, special_file_kind
 from tessera.utils.flags.program import called
@@ -126,8 +126,11 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
         UserError: the weights do not fit the architecture.
         ConfigError: the architecture is invalid.
     """
-    with explain_out_of_memory_loading(given, Accelerator()):
-        model = DetectionModel(weights.model_yaml, names=weights.names or None)
+    try:
+        with explain_out_of_memory_loading(given, Accelerator()):
+            model = DetectionModel(weights.model_yaml, names=weights.names or None)
+    except ConfigError as error:
+        raise ConfigError(f"--weights {given}: {error}") from error
     different = tensor_differences(model.state_dict(), weights.state_dict, most=2)
     if different:
         of_family = f" of {weights.family}" if weights.family else ""

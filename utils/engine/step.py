@@ -112,12 +112,12 @@ class TrainStep:
             images, targets = scaled_batch(self._context, images, batch.targets, self._state.progress.epoch, number)
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
-            # Counts depend on the labels alone: the all-reduce overlaps with the forward.
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw, batch.unlabelled))
-            stop_request = torch.full((1,), float(stop_requested()), device=device)
-            summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
         with self._stage("teacher"):
             assignment = self._teach(assignment, batch, images)
+            # The student's forward does not change the counts: the all-reduce overlaps with it.
+            stop_request = torch.full((1,), float(stop_requested()), device=device)
+            summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
         with self._stage("forward"), precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):

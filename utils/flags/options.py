@@ -279,7 +279,7 @@ def _join_numbers(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     joined: list[str] = []
     takes_number = False  # whether the words before do
     for word in words:
-        number = word.lstrip("-").isdecimal()
+        number = word.lstrip("-").replace(".", "", 1).isdecimal()
         if takes_number and number and not joined[-1].startswith("--"):
             joined[-1] += f" {word}"
         else:

@@ -91,9 +91,8 @@ def describe_call(config: TrainConfig) -> str:
 def code_version() -> str:
     """Return a hash of the program's Python files, the same for a clone and an installation."""
     package = Path(tessera.__file__).parent
-    folders = [
-        package / name for name in ("commands", "data", "models", "utils", "analysis", "deploy")
-    ]  # in a clone they are links
+    # In a clone these are links.
+    folders = [package / name for name in ("commands", "data", "models", "utils", "analysis", "deploy")]
     files = sorted(path.relative_to(package) for folder in folders for path in folder.rglob("*.py"))
     return _short(b"".join((package / path).read_bytes() for path in files))
 

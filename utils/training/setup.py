@@ -26,8 +26,9 @@ from tessera.utils.checkpoints.initial_model import (
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.resume import ResumedRun
+from tessera.utils.checkpoints.run_directory import require_outside
 from tessera.utils.checkpoints.weights import Weights, own_head
-from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.config import Hyp, TrainConfig, split_teacher
 from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
@@ -87,7 +88,9 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
 
     world.set_activity("building the model")
     images = f"{plural(len(splits.train), 'training image')}, {plural(len(splits.val), 'validation image')}"
-    log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
+    in_part = int((splits.train.set_of_image >= 0).sum())
+    some = f"; {plural(in_part, 'training image')} with some classes labelled only" * bool(in_part)
+    log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}{some}"))
     weights_name = chosen_weights(flags, len(splits.train))
     weights = offered if weights_name else None
     pretraining = pretraining_of(flags, names, weights)
@@ -126,7 +129,8 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
         config, train = recipe.config, recipe.data.train
-        teacher = choose_teacher(config.teacher, config.weights, known, train, criterion, world)
+        teacher = choose_teacher(config.teacher, config.weights, known, train, world)
+        world.run_on_main(lambda: require_outside(folder / "weights", [split_teacher(teacher)[0]]))
         teach = open_teacher(teacher, train, model.head, world, precision.dtype)
         batch_size = _batch_size(recipe, model, criterion, precision, teach, world)
         config, has_run = dataclasses.replace(config, batch_size=batch_size, teacher=teacher), resumed is not None
@@ -160,8 +164,7 @@ def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion
         )
     by_class = class_weights(recipe.hyp, recipe.data.images)
     by_class = None if by_class is None else by_class.to(world.device)
-    smoothing = recipe.config.label_smoothing
-    longest = max(size_hw_of(recipe.imgsz))
+    smoothing, longest = recipe.config.label_smoothing, max(size_hw_of(recipe.imgsz))
     settings = LossSettings.of(recipe.hyp, imgsz=longest, label_smoothing=smoothing, class_weights=by_class)
     return model.head.criterion(settings)
 

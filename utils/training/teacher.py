@@ -6,22 +6,21 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.data.labels.classes import has_placeholder_names, match_classes
-from tessera.models.heads.criterion import A, Criterion, Taught
+from tessera.models.heads.criterion import A, Taught
 from tessera.models.heads.head import Head
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights, resolve_weights
 from tessera.utils.config import AUTO, NO_TEACHER, split_teacher
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import Teach, no_teacher
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.network import Network, is_exported, network_of_weights
+from tessera.utils.evaluation.network import Network, network_of_weights
 from tessera.utils.files import user_path
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, shown
@@ -59,26 +58,35 @@ class Teacher:
         rows = accelerator.send(rows)
         with accelerator.without_kernel_benchmark():  # their number varies
             decoded = self._network(images[rows]).float()
-        first = 5 if self._network.has_objectness else 4
-        scores = decoded[..., first:].index_select(2, self._columns) * self._known
+        boxes, scores = decoded[..., :4], decoded[..., 5 if self._network.has_objectness else 4 :]
+        scores = scores.index_select(2, self._columns) * self._known
         if self._network.has_objectness:
             scores = scores * decoded[..., 4:5]
         scores = scores * self._odds / (1 + scores * (self._odds - 1))
-        scores = self._largest_of_cells(scores, images.shape[2:])
-        probabilities = scores.new_zeros((len(images), *scores.shape[1:])).index_copy_(0, rows, scores)
-        return replace(assignment, taught=Taught(probabilities, self._known))
+        found = self._of_student(torch.cat((boxes, scores), 2), images.shape[2:])
+        found = found.new_zeros((len(images), *found.shape[1:])).index_copy_(0, rows, found)
+        return assignment.with_teacher(Taught(found[..., 4:], self._known, found[..., :4]))
 
-    def _largest_of_cells(self, scores: Tensor, size_hw: Sequence[int]) -> Tensor:
-        """Return the largest scores of each cell, (B, A, C), of predictions (B, k · A, C), level by level."""
-        cells = [ny * nx for ny, nx in self._head.grids_hw(size_hw)]
-        each = scores.shape[1] // sum(cells)
-        levels = scores.split([each * count for count in cells], 1)
-        return torch.cat([level.unflatten(1, (each, -1)).amax(1) for level in levels], 1)
+    def _of_student(self, found: Tensor, size_hw: Sequence[int]) -> Tensor:
+        """Return boxes and scores of the student's predictions, (B, r · A, 4 + C), of (B, k · A, 4 + C) by level.
+
+        If a cell has as many of both, they correspond. Otherwise the best of the teacher's goes to the student's for
+        boxes most like its own, since others would be worse; those get zeros.
+        """
+        head, cells = self._head, [ny * nx for ny, nx in self._head.grids_hw(size_hw)]
+        each = found.shape[1] // sum(cells)
+        if each == head.rows_per_cell:
+            return found
+        levels = []
+        for level, own in enumerate(found.split([each * count for count in cells], 1)):
+            own = own.unflatten(1, (each, -1))
+            own = torch.take_along_dim(own, own[..., 4:].amax(3).argmax(1)[:, None, :, None], 1)
+            row = F.one_hot(head.nearest_row(level, own[:, 0, :, 2:4]), head.rows_per_cell)
+            levels.append((own * row.transpose(1, 2)[..., None]).flatten(1, 2))
+        return torch.cat(levels, 1)
 
 
-def choose_teacher(
-    given: str, weights: str, known: Sequence[str], index: DatasetIndex, criterion: Criterion[Any], world: World
-) -> str:
+def choose_teacher(given: str, weights: str, known: Sequence[str], index: DatasetIndex, world: World) -> str:
     """Return `--teacher` as an absolute path or published name with the digest of its file; NO_TEACHER without one.
 
     Every rank calls this.
@@ -87,14 +95,13 @@ def choose_teacher(
         given: the flag; of a resumed run with the digest, which must still be that of the file.
         weights, known: initial weights of the run and their classes, which "auto" stands for.
         index: training images.
-        criterion: of the model.
 
     Raises:
         UserError: no such file, another one than at the start, or nothing for it to teach.
     """
     if given == AUTO:
         named = not (has_placeholder_names(known) or has_placeholder_names(index.names))
-        given = weights if named and criterion.takes_teacher and _taught(index, known) else NO_TEACHER
+        given = weights if named and _taught(index, known) else NO_TEACHER
     if given == NO_TEACHER:
         objects = np.bincount(index.classes, minlength=len(index.names))
         untaught = [shown(own) for own in _taught(index, index.names) if not objects[index.names.index(own)]]
@@ -109,13 +116,6 @@ def choose_teacher(
             f"--teacher {name}: all images label all classes, so that it has nothing to teach. Name the labelled "
             "classes in the dataset YAML (`labelled`), or omit the flag."
         )
-    if not criterion.takes_teacher:
-        raise ConfigError(
-            f"--teacher {name}: the loss of this model's head takes no teacher. Choose a model that ends in "
-            "DetectFree, DetectYOLOv9 or DetectYOLOX, or --teacher none."
-        )
-    if is_exported(name):
-        raise ConfigError(f"--teacher {name}: an exported file, expected a checkpoint. Give the one it was made from.")
     path = user_path(name, "--teacher")
     name = str(path.absolute()) if path.is_file() else name
     found = f"#{world.run_on_main(lambda: _digest(name))}"

@@ -93,7 +93,7 @@ def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path
 
 
 @pytest.mark.slow
-@each_family
+@pytest.mark.parametrize("reference", ["yolox_tiny", "yolov9-t", "yolov9-c"])
 def test_rows_of_the_exported_onnx(
     reference: str, family_files: Callable[[str], Path], shared: Path, tmp_path: Path
 ) -> None:

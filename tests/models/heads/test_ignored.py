@@ -126,9 +126,10 @@ def test_cells_have_the_union_of_the_sets_around_them() -> None:
     of_cell, unions = sets_of_cells(rows, sets, STRIDES, 3, grids)
     centres, _ = cells_of(SIZE_HW)
     expected = torch.zeros(3, len(centres), 3, dtype=torch.bool)
+    of_cells = np.concatenate([level.reshape(3, -1) for level in of_cell], 1)
     for image, c, *corners in rows.tolist():
         expected[int(image), inside(torch.tensor(corners), centres)] |= torch.from_numpy(sets[-2 - int(c)])
-    assert np.array_equal(unions[of_cell].reshape(expected.shape), expected.numpy()) and not unions[0].any()
+    assert np.array_equal(unions[of_cells], expected.numpy()) and not unions[0].any()
 
 
 @each_head

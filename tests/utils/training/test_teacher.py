@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.anchor_loss import scaled_gains
 from tessera.models.heads.criterion import LossSettings, Taught
+from tessera.utils.boxes import complete_iou
 from tessera.utils.config import AUTO, NO_TEACHER, load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import fused_copy, network_of
@@ -36,42 +39,63 @@ def partly_labelled() -> DatasetIndex:
 
 
 @pytest.mark.parametrize("teacher_cfg", ["yolov5n.yaml", "tessera-n.yaml", "yolox-nano.yaml"])
-def test_classes_go_by_name_and_cells_take_the_best_of_their_predictions(teacher_cfg: str) -> None:
+@pytest.mark.parametrize("student_head", ["DetectFree", "Detect"])
+def test_classes_go_by_name_and_scores_to_the_predictions_of_their_cells(student_head: str, teacher_cfg: str) -> None:
+    """Anchor by anchor where both have as many, else the best of them to the anchor most like its box."""
     torch.manual_seed(0)
     world = World()
     model = DetectionModel(teacher_cfg, names=("dog", "bird", "cat")).eval()
     network = network_of(fused_copy(model, world.accelerator), 96, world.accelerator)
-    student = made("DetectFree", nc=2)
-    teacher = Teacher(network, ("cat", "cow"), student.head)
-    pixels, criterion = images(2), student.head.criterion(SETTINGS)
+    head = made(student_head, nc=2).head
+    teacher = Teacher(network, ("cat", "cow"), head)
+    pixels, criterion = images(2), head.criterion(SETTINGS)
     rows = torch.tensor([[1.0, -2, 0, 0, 96, 64]])
     nothing = torch.zeros(2, 2, dtype=torch.int64)
-    batch = Batch(pixels, rows, torch.arange(2), nothing, nothing.double(), unlabelled=torch.tensor([[True, True]]))
+    batch = Batch(pixels, rows, torch.arange(2), nothing, nothing.double(), unlabelled=torch.tensor([[True, False]]))
     assignment = criterion.assign(rows, 2, SIZE_HW, batch.unlabelled)
     taught = teacher(assignment, batch, pixels).taught
     assert taught is not None and taught.known.tolist() == [True, False]
     cells = sum(SIZE_HW[0] // s * (SIZE_HW[1] // s) for s in (8, 16, 32))
-    assert taught.probabilities.shape == (2, cells, 2)
+    assert taught.probabilities.shape == (2, head.rows_per_cell * cells, 2)
     assert not taught.probabilities[0].any() and not taught.probabilities[..., 1].any()
-    decoded, first, scores = network(pixels[1:])[0], 0, []
+    decoded, first, found = network(pixels[1:])[0], 0, []
     each = len(decoded) // cells
-    for stride in (8, 16, 32):
+    for level, stride in enumerate((8, 16, 32)):
         count = SIZE_HW[0] // stride * (SIZE_HW[1] // stride)
-        for cell in range(count):
-            own = decoded[[first + anchor * count + cell for anchor in range(each)]]
-            scores.append(float((own[:, -1] * (own[:, 4] if network.has_objectness else 1)).max()))
+        own = torch.zeros(head.rows_per_cell, count, 5)
+        for number, row in enumerate(decoded[first : first + each * count].tolist()):
+            anchor, cell = divmod(number, count)
+            score = row[-1] * (row[4] if network.has_objectness else 1)
+            if each != head.rows_per_cell:
+                shapes = [(1.0, 1.0)] if head.priors is None else (head.priors[level] * stride).tolist()
+                ratios = [max(row[2] / w, w / row[2], row[3] / h, h / row[3]) for w, h in shapes]
+                anchor = ratios.index(min(ratios))
+                if score <= own[:, cell, 4].max():
+                    continue  # another one of the cell is better
+                own[:, cell] = 0
+            own[anchor, cell] = torch.tensor([*row[:4], score])
+        found.append(own.flatten(0, 1))
         first += each * count
-    torch.testing.assert_close(taught.probabilities[1, :, 0], torch.tensor(scores))
+    expected = torch.cat(found)
+    torch.testing.assert_close(taught.probabilities[1, :, 0], expected[:, 4])
+    torch.testing.assert_close(taught.boxes[1], expected[:, :4])
     labelled = dataclasses.replace(batch, targets=rows[:0])
     assert teacher(assignment, labelled, pixels) is assignment, "images that label all classes are not computed"
+
+
+def taught_of(probabilities: Tensor, known: Sequence[bool] = (True,) * 4) -> Taught:
+    own = torch.tensor(known)
+    generator = torch.Generator().manual_seed(2)
+    boxes = torch.rand(*probabilities.shape[:2], 4, generator=generator) * 40 + 20
+    return Taught(probabilities * own, own, boxes)
 
 
 def gradients(model: DetectionModel, raw: list[Tensor], taught: Taught | None, rows: list[list[float]]) -> list[Tensor]:
     outputs = [output.detach().requires_grad_() for output in raw]
     criterion = model.head.criterion(SETTINGS)
-    assignment = dataclasses.replace(
-        criterion.assign(torch.tensor(rows), 2, SIZE_HW, UNLABELLED[: len(rows) - 2]), taught=taught
-    )
+    assignment = criterion.assign(torch.tensor(rows), 2, SIZE_HW, UNLABELLED[: len(rows) - 2])
+    if taught is not None:
+        assignment = assignment.with_teacher(taught)
     loss, _ = criterion(outputs, assignment)
     return list(torch.autograd.grad(loss, outputs))
 
@@ -90,7 +114,7 @@ def test_scores_of_the_teacher_are_the_class_targets(name: str) -> None:
     raw = model(images(2))
     cells = raw[1].shape[1]
     probabilities = torch.rand(2, cells, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 1, 1, 0])
-    taught = Taught(probabilities, torch.tensor([True, True, True, False]))
+    taught = taught_of(probabilities, [True, True, True, False])
     boxes, found = gradients(model, raw, taught, [*OBJECTS, REGION])
     plain_boxes, plain = gradients(model, raw, None, OBJECTS)
     _, masked = gradients(model, raw, None, [*OBJECTS, REGION])
@@ -111,9 +135,7 @@ def test_objectness_is_taught_by_the_best_class() -> None:
     raw = model(images(2))
     cells = raw[1].shape[1]
     probabilities = torch.rand(2, cells, 4, generator=torch.Generator().manual_seed(0)).clamp(max=0.9)
-    offsets, objectness, classes = gradients(
-        model, raw, Taught(probabilities, torch.ones(4, dtype=torch.bool)), [*OBJECTS, REGION]
-    )
+    offsets, objectness, classes = gradients(model, raw, taught_of(probabilities), [*OBJECTS, REGION])
     plain = gradients(model, raw, None, OBJECTS)
     free = ~plain[0][1].any(1)
     q = probabilities[1, free, 2:].amax(1)
@@ -126,19 +148,58 @@ def test_objectness_is_taught_by_the_best_class() -> None:
     truth = torch.cat((torch.zeros(len(q), 2), probabilities[1, free, 2:] / q[:, None]), 1)
     wanted = q[:, None] * (raw[2][1, free].detach().sigmoid() - truth)
     torch.testing.assert_close(classes[1, free], wanted * unit[:1] * SETTINGS.cls / SETTINGS.obj)
-    known = torch.tensor([True, True, True, False])
-    partly = gradients(model, raw, Taught(probabilities * known, known), [*OBJECTS, REGION])
+    partly = gradients(model, raw, taught_of(probabilities, [True, True, True, False]), [*OBJECTS, REGION])
     assert not partly[1][1, free].any()
+
+
+def test_anchors_are_taught_objectness_and_classes() -> None:
+    """Of levels, with the squares of the scores among the positives; not in ignored regions or at unknown classes."""
+    model = made("Detect").train()
+    raw = model(images(2))
+    counts = [level[0, ..., 0].numel() for level in raw]
+    probabilities = torch.rand(2, sum(counts), 4, generator=torch.Generator().manual_seed(0)).clamp(max=0.9)
+    taught = taught_of(probabilities)
+    criterion = model.head.criterion(SETTINGS)
+    positives = criterion.assign(torch.tensor(OBJECTS), 2, SIZE_HW).counts[:, 0]
+    found, plain = gradients(model, raw, taught, [*OBJECTS, REGION]), gradients(model, raw, None, OBJECTS)
+    unknown = gradients(model, raw, taught_of(probabilities, [True, True, True, False]), [*OBJECTS, REGION])
+    ignored = gradients(model, raw, taught, [*OBJECTS, REGION, [1.0, -1, 0, 0, 96, 64]])
+    assert positives.count_nonzero() >= 2
+    for level, scores in enumerate(probabilities[1].split(counts)):
+        own, before, output = found[level], plain[level], raw[level].detach()
+        free = ~before[1, ..., :4].any(-1)
+        s = scores.view(*free.shape, 4)[free][:, 2:]
+        q = s.sum(1).clamp(max=1)
+        divisor = positives[level] + q.square().sum()
+        assert divisor > 1
+        scale = positives[level].clamp(min=1) / divisor
+        torch.testing.assert_close(own[0, ..., 4], before[0, ..., 4])
+        torch.testing.assert_close(own[1, ~free][:, 4], before[1, ~free][:, 4])
+        rest = [0, 1, 2, 3, 5, 6, 7, 8]
+        torch.testing.assert_close(own[0][..., rest], before[0][..., rest] * scale)
+        torch.testing.assert_close(own[1, ~free][:, rest], before[1, ~free][:, rest] * scale)
+        wanted = taught.boxes[1].split(counts)[level].view(*free.shape, 4)[free]
+        logits = output.clone().requires_grad_()
+        found_boxes = model.head.decode([*raw[:level], logits, *raw[level + 1 :]]).split(counts, 1)[level]
+        iou = complete_iou(found_boxes[1].view(*free.shape, -1)[free][:, :4], wanted)
+        (of_boxes,) = torch.autograd.grad((q.square() * (1 - iou)).sum() * SETTINGS.box / divisor, logits)
+        torch.testing.assert_close(own[1, free][:, :4], of_boxes[1, free][:, :4])
+        sigma = output[1, free].sigmoid()
+        torch.testing.assert_close(own[1, free][:, 4], before[1, free][:, 4] / sigma[:, 4] * (sigma[:, 4] - q))
+        truth = torch.cat((torch.zeros(len(q), 2), s / q[:, None]), 1)
+        gain = scaled_gains(SETTINGS, nc=4, nl=3)[2] / 4
+        torch.testing.assert_close(own[1, free][:, 5:], gain * q[:, None].square() * (sigma[:, 5:] - truth) / divisor)
+        assert not unknown[level][1, free].any() and not ignored[level][1, free].any()
+        torch.testing.assert_close(unknown[level][0], before[0])
 
 
 def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, plain, world = partly_labelled(), make_index([(40, 80)]), World()
-    free = made("DetectFree").head.criterion(SETTINGS)
     file = tmp_path / "old.pt"
     file.write_bytes(b"weights")
 
-    def choose(given: str, known: tuple[str, ...] = NAMES, of: DatasetIndex = index, criterion: object = free) -> str:
-        return choose_teacher(given, str(file), known, of, criterion, world)  # type: ignore[arg-type]
+    def choose(given: str, known: tuple[str, ...] = NAMES, of: DatasetIndex = index) -> str:
+        return choose_teacher(given, str(file), known, of, world)
 
     chosen = choose(AUTO)
     assert chosen.startswith(f"{file}#") and choose(str(file)) == chosen == choose(chosen)
@@ -146,12 +207,6 @@ def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert choose("old.pt") == chosen, "whatever the working directory of a resume"
     assert choose(AUTO, known=("square",)) == NO_TEACHER, "which is labelled everywhere"
     assert choose(AUTO, of=plain) == choose(NO_TEACHER) == NO_TEACHER
-    anchors = made("Detect").head.criterion(SETTINGS)
-    assert choose(AUTO, criterion=anchors) == NO_TEACHER
-    with pytest.raises(UserError, match="the loss of this model's head takes no teacher"):
-        choose(str(file), criterion=anchors)
-    with pytest.raises(UserError, match="an exported file, expected a checkpoint"):
-        choose("best.onnx")
     with pytest.raises(UserError, match=r"--teacher nothing.pt: no such file"):
         choose("nothing.pt")
     with pytest.raises(UserError, match="all images label all classes"):
@@ -177,7 +232,7 @@ def test_branches_that_predict_an_object_once_are_not_taught() -> None:
     """The teacher's scores are of many cells for an object."""
     model = made(ONCE).train()
     raw = model(images(2))
-    taught = Taught(torch.rand(2, raw[1].shape[1], 4), torch.ones(4, dtype=torch.bool))
+    taught = taught_of(torch.rand(2, raw[1].shape[1], 4))
     found, masked = (gradients(model, raw, own, [*OBJECTS, REGION]) for own in (taught, None))
     boxes = masked[0][1].any(1)
     assert not torch.equal(found[1][1, ~boxes, 2], masked[1][1, ~boxes, 2])
