@@ -68,6 +68,7 @@ class DatasetSpec:
     keypoints: int = 0  # numbers after the box in a row of a pose label, by `kpt_shape`
     # Split → the classes that each of its entries labels, None = all; {} if all entries label all classes.
     labelled: dict[str, tuple[tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    label_weights: bool = False  # whether the scores of train's labels weigh their objects in the loss
 
     @property
     def nc(self) -> int:
@@ -106,6 +107,8 @@ class DatasetIndex:
     # each image, -1 for none (N,), or (0,) if all images label all classes.
     unlabelled_sets: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
     set_of_image: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    # (M,), weight of each object in the loss, 0 … 1; (0,) if all are 1.
+    label_weights: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # `CocoIds` as JSON, or (0,)
     excluded_summary: str = ""  # description of the objects that `classes` of the YAML excludes
     stored_hash: str = ""  # `content_hash`, if it was computed before
@@ -167,7 +170,7 @@ class DatasetIndex:
         state.update("\0".join(self.names).encode())
         labels = self.sizes_hw, self.box_offsets, self.classes, self.boxes_xyxy, self.segment_points
         regions = self.ignored_offsets, self.ignored_classes, self.ignored_boxes_xyxy  # empty ones add nothing
-        for array in (*labels, *regions, self.unlabelled_sets, self.set_of_image):
+        for array in (*labels, *regions, self.unlabelled_sets, self.set_of_image, self.label_weights):
             state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
 
@@ -201,6 +204,11 @@ class Sample:
     classes: NDArray[np.int32]
     # Polygons (k, 2) in pixels, one per object (k = 0: none), or [] in a dataset without any.
     segments: list[NDArray[np.float32]] = field(default_factory=list)
+    weights: NDArray[np.float32] | None = None  # (n,), of each in the loss, 1 of a region; None = all 1
+
+    def all_weights(self) -> NDArray[np.float32]:
+        """Return the weights (n,)."""
+        return np.ones(len(self.classes), np.float32) if self.weights is None else self.weights
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ class Batch:
 
     images: Tensor  # uint8 (B, H, W, 3) RGB; `permute(0, 3, 1, 2)` is a channels-last view
     # float32 (T, 6): image, class, x1, y1, x2, y2 in pixels of `images`. Class -1 is an ignored region, class -2 - k a
-    # region where the classes of row k of `unlabelled` have no labels.
+    # region where the classes of row k of `unlabelled` have no labels. With label weights (T, 7): the weight is last.
     targets: Tensor
     indices: Tensor  # int64 (B,), images of the dataset
     sizes_hw: Tensor  # int64 (B, 2), the original sizes

@@ -14,7 +14,7 @@ from tessera.analysis.checks.images import Fingerprint, check_copies, check_imag
 from tessera.analysis.checks.results import DatasetCheck, SplitCounts, SplitData, fraction_text
 from tessera.data.feed.image_sizes import fit_ratios
 from tessera.data.labels.coco import MAX_UNMATCHED, category_of, is_crowd, numbers
-from tessera.data.labels.label_files import UNBOUNDED, parse_any_labels
+from tessera.data.labels.label_files import UNBOUNDED, AutoLabel, auto_labels, parse_any_labels
 from tessera.data.source.dataset_root import matching_paths
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import class_names
@@ -35,7 +35,6 @@ from tessera.data.source.messages import (
 )
 from tessera.data.source.scan import ClassNames, scan
 from tessera.data.source.split_files import OFFER, list_images, select_images
-from tessera.deploy.inference.auto_labels import AutoLabel, auto_labels
 from tessera.models.detector import round_imgsz
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.config import TrainConfig
@@ -113,6 +112,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: ImageSi
             box_size_summary(part, imgsz),
             *ignored_regions(part),
             *partly_labelled(part),
+            *weighted_labels(part),
             *([excluded] if excluded else []),
         ]
     for split in ("train", "val"):
@@ -244,6 +244,13 @@ def partly_labelled(part: SplitData) -> list[str]:
     return [f"{part.split}: {partly:,} of {every} label some classes only{classes}; {none:,} label none"]
 
 
+def weighted_labels(part: SplitData) -> list[str]:
+    """Return a summary of the objects that `label_weights` weighs; [] without any."""
+    weights = part.scanned.weights
+    less = fraction_text(int((weights < 1).sum()), len(weights), "object")
+    return [f"{part.split}: {less} below weight 1; all count as {weights.sum():,.1f}"] if len(weights) else []
+
+
 def counts_of(part: SplitData) -> SplitCounts:
     """Return image and object counts of a split."""
     classes, owners, nc = part.scanned.classes, part.owners, len(class_names(part.spec, part.single_cls))
@@ -296,14 +303,12 @@ def check_label_files(check: DatasetCheck, part: SplitData) -> None:
 
 def check_auto_labels(check: DatasetCheck, part: SplitData) -> None:
     """Report how many label files are unchanged since `detect.py --auto-label`, the least certain first."""
-    root = Path(part.listing.root)
-    files = {Path(label) for place, label in enumerate(part.listing.labels) if label and place not in part.listing.coco}
-    own = {file.parent for file in files}
-    above = {parent for folder in own for parent in folder.parents if parent == root or root in parent.parents}
-    noted = {path: label for path, label in auto_labels(own | above, check.problems).items() if path in files}
+    files, wrong = {label for label in part.listing.labels if label}, list[str]()
+    noted = auto_labels(files, part.listing.root, wrong)
+    check.problems += [line for line in wrong if line not in check.problems]
     if not noted:
         return
-    same = {path: label for path, label in noted.items() if path.is_file() and sha256(path) == label.sha256}
+    same = {path: own for path, own in noted.items() if Path(path).is_file() and sha256(Path(path)) == own.sha256}
     if not part.single_cls:
         check.errors += _other_classes(part, same)
     makers = first_of(sorted({shown(label.weights) for label in noted.values()}), 3)
@@ -315,18 +320,18 @@ def check_auto_labels(check: DatasetCheck, part: SplitData) -> None:
         check.problems.append(f"{line}: metrics on them measure agreement with that model")
         return
     check.facts.append(line)
-    unsure = sorted((label.least_score, path) for path, label in same.items() if label.least_score < 1)
-    if unsure:
-        named = first_of([f"{part.listing.shown(str(path))} ({score:.2f})" for score, path in unsure], 3)
+    least = sorted((min(label.scores, default=1.0), path) for path, label in same.items())
+    if unsure := [(score, path) for score, path in least if score < 1]:
+        named = first_of([f"{part.listing.shown(path)} ({score:.2f})" for score, path in unsure], 3)
         check.facts.append(f"{part.split}: lowest scores, to review first: {named}")
 
 
-def _other_classes(part: SplitData, labels: Mapping[Path, AutoLabel]) -> list[str]:
+def _other_classes(part: SplitData, labels: Mapping[str, AutoLabel]) -> list[str]:
     """Return a message for each class number that means another class to the model than to the dataset."""
     own = part.spec.label_names or part.spec.names
-    found: dict[tuple[int, str, str], list[Path]] = {}
+    found: dict[tuple[int, str, str], list[str]] = {}
     for path, label in labels.items():
-        for number in sorted(set(parse_any_labels(str(path)).classes)):
+        for number in sorted(set(parse_any_labels(path).classes)):
             if number < min(len(label.names), len(own)):
                 name, wanted = label.names[number], own[number]
                 if name.strip().casefold() != wanted.strip().casefold():
@@ -334,7 +339,7 @@ def _other_classes(part: SplitData, labels: Mapping[Path, AutoLabel]) -> list[st
     yaml = part.spec.yaml_path.name
     return [
         f"{part.split}: class {number} is {shown(name)} in the model {shown(labels[paths[0]].weights)} that wrote "
-        f"{first_of([part.listing.shown(str(path)) for path in paths], 3)}, but {shown(wanted)} in {yaml}. Renumber "
+        f"{first_of([part.listing.shown(path) for path in paths], 3)}, but {shown(wanted)} in {yaml}. Renumber "
         "the rows; if both names mean one class, remove the files from auto_labels.jsonl."
         for (number, name, wanted), paths in found.items()
     ]

@@ -119,6 +119,7 @@ class CanvasLabels:
     classes: NDArray[np.int32]  # (n,), below 0 of a region, as in Sample
     points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons concatenated, not clipped
     counts: NDArray[np.int64]  # (n,), vertices of each object's polygon, 0 = only a box
+    weights: NDArray[np.float32]  # (n,), as in Sample
 
     @classmethod
     def gather(
@@ -137,6 +138,7 @@ class CanvasLabels:
             np.concatenate([sample.classes for sample in samples]),
             np.concatenate(points),
             np.concatenate(counts),
+            np.concatenate([sample.all_weights() for sample in samples]),
         )
 
     @cached_property
@@ -155,11 +157,11 @@ class CanvasLabels:
         boxes[:, [0, 2]] = canvas_w - boxes[:, [2, 0]]
         points = self.points[np.isin(self.owners, rows)]
         points[:, 0] = canvas_w - points[:, 0]
-        return CanvasLabels(boxes, self.classes[rows], points, self.counts[rows])
+        return CanvasLabels(boxes, self.classes[rows], points, self.counts[rows], self.weights[rows])
 
 
-def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Return boxes (n', 4) and classes (n',) in the sample, of the regions and the objects that are still large enough.
+def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+    """Return boxes (n', 4), classes and weights (n',) of the regions and the objects that are still large enough.
 
     A box becomes the bounding box of its four mapped corners, clipped to the sample. A polygon becomes the exact
     bounding box of its visible part. Straight edges stay straight, so that its vertices need no resampling.
@@ -179,7 +181,7 @@ def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], 
     )
     # An object outside of the canvas was clipped to a line, whose rotated box would have an area.
     keep = (size_before.min(1) > 0) & np.where(labels.classes < 0, size_after.min(1) > 0, large_enough)
-    return after[keep], labels.classes[keep]
+    return after[keep], labels.classes[keep], labels.weights[keep]
 
 
 def _warp_boxes(boxes_xyxy: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,8 @@ def _shrink_to_fit(sample: Sample, size_hw: tuple[int, int]) -> tuple[Sample, fl
     scale = np.array([size_wh[0] / image_w, size_wh[1] / image_h], np.float32)
     image = cv2.resize(sample.image, size_wh, interpolation=cv2.INTER_AREA)
     segments = [points * scale for points in sample.segments]
-    fitted = Sample(np.asarray(image, np.uint8), sample.boxes_xyxy * np.tile(scale, 2), sample.classes, segments)
+    boxes = sample.boxes_xyxy * np.tile(scale, 2)
+    fitted = replace(sample, image=np.asarray(image, np.uint8), boxes_xyxy=boxes, segments=segments)
     return fitted, float(scale[0]), float(scale[1])
 
 
@@ -153,8 +154,8 @@ def render_scene(
     labels = CanvasLabels.gather(samples, corners, scene.warp.canvas_hw)
     pasted = choose_copy_paste(labels, copy_paste, scene.warp.canvas_hw[1], rng)
     render([sample.image for sample in samples], corners, scene.warp, out, gains, pasted)
-    boxes, classes = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
-    return Sample(out, boxes, classes)
+    boxes, classes, weights = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
+    return Sample(out, boxes, classes, weights=weights)
 
 
 def _corners(scene: Scene, samples: list[Sample]) -> list[tuple[int, int]]:
@@ -203,10 +204,9 @@ def choose_copy_paste(
     around = labels.boxes_xyxy[unlabelled]
     inside = ((around[:, :2] <= centres) & (centres < around[:, 2:])).all(2)
     rows, regions = np.nonzero(inside)
-    no_points, no_counts = np.zeros((0, 2), np.float32), np.zeros(len(rows), np.int64)
-    return pasted.joined(
-        CanvasLabels(pasted.boxes_xyxy[rows], labels.classes[unlabelled][regions], no_points, no_counts)
-    )
+    at, no_points, no_counts = np.flatnonzero(unlabelled)[regions], np.zeros((0, 2), np.float32), np.zeros_like(rows)
+    joined = CanvasLabels(pasted.boxes_xyxy[rows], labels.classes[at], no_points, no_counts, labels.weights[at])
+    return pasted.joined(joined)
 
 
 def _cover(boxes: NDArray[np.float32], existing: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -224,6 +224,7 @@ def mixup(sample: Sample, other: Sample, ratio: float) -> Sample:
         sample.image,
         np.concatenate([sample.boxes_xyxy, other.boxes_xyxy]),
         np.concatenate([sample.classes, other.classes]),
+        weights=np.concatenate([sample.all_weights(), other.all_weights()]),
     )
 
 

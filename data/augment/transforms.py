@@ -2,9 +2,9 @@
 
     def transform(sample: Sample, rng: np.random.Generator) -> Sample
 
-It gets and returns an image, uint8 (H, W, 3) RGB, with boxes, classes and, before the mosaic, polygons; it may change
-them in place. Its generator follows from the seed, the epoch, the position and its own name: the stream of samples
-stays a pure function of them, and no other random number changes.
+It gets and returns an image, uint8 (H, W, 3) RGB, with boxes, classes and, before the mosaic, polygons, and weights if
+the dataset has label weights; it may change them in place. Its generator follows from the seed, the epoch, the position
+and its own name: the stream of samples stays a pure function of them, and no other random number changes.
 """
 
 from __future__ import annotations
@@ -78,15 +78,16 @@ def transforms_of(transforms: Sequence[OwnTransform], seed: int, draw: Draw, nc:
 
 def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc: int) -> Sample:
     if own.stage == STAGES[0]:  # as loaded: memory of the cache and of the index, of any size
-        sample = Sample(sample.image.copy(), sample.boxes_xyxy, sample.classes.copy(), sample.segments)
+        sample = Sample(sample.image.copy(), sample.boxes_xyxy, sample.classes.copy(), sample.segments, sample.weights)
     out, least = sample.image, int(sample.classes.min(initial=-1))
+    is_weighted = bool((sample.all_weights() < 1).any())
     try:
         found = own.function(sample, rng)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = one_line(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"{FLAG} {own.name}: it raised {text} ({place.filename}:{place.lineno}).") from error
-    if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, (least, nc)):
+    if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, (least, nc), is_weighted):
         raise UserError(f"{FLAG} {own.name}: it returned {wrong}.")
     if own.stage != STAGES[0] and found.image is not out:
         np.copyto(out, found.image)  # a row of the batch
@@ -94,10 +95,11 @@ def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc
     boxes = clip_boxes(found.boxes_xyxy, found.image.shape[:2])
     keep = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     segments = [part for part, kept in zip(found.segments, keep.tolist(), strict=False) if kept]
-    return Sample(found.image, boxes[keep], found.classes[keep], segments)
+    weights = found.all_weights()[keep] if is_weighted else None
+    return Sample(found.image, boxes[keep], found.classes[keep], segments, weights)
 
 
-def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, int]) -> str:
+def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, int], is_weighted: bool) -> str:
     """Return what is wrong with a transform's result, and what is expected; "" if nothing is.
 
     `classes` are the least class, and the number of those from 0 on.
@@ -128,6 +130,8 @@ def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, i
     if count and not (found.classes.min() >= least and found.classes.max() < nc):
         regions = "-1 = ignored" if least == -1 else f"-1 = ignored, or {least} to -2 of the regions as given"
         return f"the classes {found.classes.min()} to {found.classes.max()}, expected 0 to {nc - 1}, or {regions}"
+    if is_weighted and (found.weights is None or len(found.weights) != count):
+        return f"no `weights` of its {count} objects, expected those of the sample, one for each, as labels have scores"
     if found.segments and len(found.segments) != count:
         return f"{len(found.segments)} segments for {count} objects, expected one for each, or []"
     return ""

@@ -68,7 +68,11 @@ class DetectionDataset(Dataset[Batch]):
         if (row := self.index.unlabelled_set(index)) >= 0:
             whole = np.array([[0, 0, image.shape[1], image.shape[0]]], np.float32)
             regions_xyxy, classes_of = np.concatenate((regions_xyxy, whole)), np.append(classes_of, np.int32(-2 - row))
-        return append_regions(sample, regions_xyxy, classes_of) if len(regions_xyxy) else sample
+        sample = append_regions(sample, regions_xyxy, classes_of) if len(regions_xyxy) else sample
+        if len(self.index.label_weights):
+            start, end = self.index.box_offsets[index : index + 2]
+            sample.weights = np.append(self.index.label_weights[start:end], np.ones(len(regions_xyxy), np.float32))
+        return sample
 
     def __getitems__(self, draws: Sequence[Draw]) -> Batch | UserError:
         """Build the batch of `draws`, which have one shape. A `UserError` is returned, for the rank to raise."""
@@ -84,13 +88,16 @@ class DetectionDataset(Dataset[Batch]):
         self._undecodable, self._loaded = {}, set()
         images = _empty_images(len(draws), height, width)
         placements = np.empty((len(draws), 4))
-        rows = [np.zeros((0, 6), np.float32)]
+        rows, weights = [np.zeros((0, 6), np.float32)], [np.zeros(0, np.float32)]
         for i, (draw, out) in enumerate(zip(draws, images.numpy(), strict=True)):
             sample, placements[i] = self._render(draw, out)
             rows.append(np.empty((len(sample.classes), 6), np.float32))
             rows[-1][:, 0], rows[-1][:, 1], rows[-1][:, 2:] = i, sample.classes, sample.boxes_xyxy
+            weights.append(sample.all_weights())
         indices = np.array([draw.index for draw in draws], np.int64)
         targets = np.concatenate(rows)
+        if len(self.index.label_weights):
+            targets = np.column_stack((targets, np.concatenate(weights)))
         return Batch(
             images,
             torch.from_numpy(targets),

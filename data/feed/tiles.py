@@ -102,7 +102,7 @@ class _ImageTiles(NamedTuple):
 
     bounds: Sequence[Tile]
     counts: NDArray[np.int64]  # (w,)
-    classes: NDArray[np.int32]  # (n,)
+    objects: NDArray[np.int64]  # (n,), rows of the objects in the index of the images
     boxes_xyxy: NDArray[np.float32]  # (n, 4)
     outlines: list[NDArray[np.float32]]  # n, or [] in a dataset without any
     ignored_counts: NDArray[np.int64]  # (w,)
@@ -148,6 +148,7 @@ def build_tile_index(
             "or less. Use a larger --imgsz or a smaller --tile."
         )
     key = f"{tile} {overlap!r} {MIN_VISIBLE}"
+    objects = np.concatenate([tiles.objects for tiles in per_image])
     any_ignored = any(len(tiles.ignored_classes) for tiles in per_image)
     tiles = TileIndex(
         split=images.split,
@@ -156,7 +157,7 @@ def build_tile_index(
         path_offsets=images.path_offsets,
         sizes_hw=spans[:, [3, 2]] - spans[:, [1, 0]],
         box_offsets=offsets_of(np.concatenate([tiles.counts for tiles in per_image])),
-        classes=np.concatenate([tiles.classes for tiles in per_image]),
+        classes=images.classes[objects],
         boxes_xyxy=np.concatenate([tiles.boxes_xyxy for tiles in per_image]),
         segment_offsets=offsets_of([*map(len, outlines)]) if outlines else images.segment_offsets,
         segment_points=np.concatenate(outlines) if outlines else images.segment_points,
@@ -172,6 +173,7 @@ def build_tile_index(
         set_of_image=images.set_of_image.repeat([len(tiles.bounds) for tiles in per_image])
         if len(images.set_of_image)
         else images.set_of_image,
+        label_weights=images.label_weights[objects] if len(images.label_weights) else images.label_weights,
         pixels=images.pixels,
         whole_images=images,
         tile_offsets=offsets_of([len(tiles.bounds) for tiles in per_image]),
@@ -184,16 +186,18 @@ def build_tile_index(
 def _whole_image(images: DatasetIndex, image: int) -> _ImageTiles:
     """Return the single tile of an image that is not larger than a tile."""
     height, width = images.sizes_hw[image].tolist()
-    (classes, boxes), (ignored, regions) = images.labels(image), images.ignored(image)
-    counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored)])
+    (_, boxes), (ignored, regions) = images.labels(image), images.ignored(image)
+    rows = np.arange(*images.box_offsets[image : image + 2])
+    counts, ignored_counts = np.array([len(rows)]), np.array([len(ignored)])
     outlines, whole = images.segments(image), [Tile(0, 0, width, height)]
-    return _ImageTiles(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
+    return _ImageTiles(whole, counts, rows, boxes, outlines, ignored_counts, ignored, regions, 0)
 
 
 def _cut_image(images: DatasetIndex, image: int, bounds: Sequence[Tile], imgsz: ImageSize) -> _ImageTiles:
     """Return the tiles of an image that is larger than a tile: tiles of one size, then the whole."""
     spans = np.array(bounds, np.float64)
-    classes, boxes = images.labels(image)
+    first = images.box_offsets[image]
+    _, boxes = images.labels(image)
     parts, visible = _clip_objects(boxes, spans)
     outlines = images.segments(image)
     cut_outlines = _clip_polygons_to_tiles(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
@@ -207,7 +211,7 @@ def _cut_image(images: DatasetIndex, image: int, bounds: Sequence[Tile], imgsz: 
     return _ImageTiles(
         bounds,
         keep.sum(1),
-        classes[objects],
+        first + objects,
         (parts[keep] - spans[tiles][:, [0, 1, 0, 1]]).astype(np.float32),
         [cut_outlines.get(pair, none) for pair in zip(tiles.tolist(), objects.tolist(), strict=True) if outlines],
         *regions,

@@ -1,26 +1,81 @@
-"""Label file of each image, also under escaped or Unicode-variant names; label files without an image."""
+"""Label file of each image, also under escaped or Unicode-variant names; those without an image, or of a model."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH112, PTH113, PTH118, PTH119, PTH120, PTH122, PTH206, PTH208
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from tessera.data.labels.voc import parse_voc
 from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, parse_labels
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.files import open_plain, suffix_of
-from tessera.utils.text import first_of, one_line, plural
+from tessera.utils.text import first_of, one_line, plural, shown
 
 UNBOUNDED = 1 << 24  # pixels, larger than any box; float64 fractions of it still resolve a pixel
 NO_CLASS_LIMIT = 2**31 - 1
 LONGEST = 1 << 26  # bytes of a label file; 100,000 polygons
+AUTO_LABELS = "auto_labels.jsonl"
+MOST_AUTO_LABELS = 1 << 30  # bytes
+AUTO_LABELS_SCHEMA = "tessera-auto-labels 1"
+_ANY_AUTO_LABELS = "auto_labels*.jsonl"
 _IMAGES = ("images", "jpegimages")
 _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
+
+
+@dataclass(frozen=True)
+class AutoLabel:
+    """A label file that a model wrote."""
+
+    weights: str  # --weights of detect.py
+    names: tuple[str, ...]  # class names of the model
+    sha256: str  # of the file's content
+    scores: tuple[float, ...]  # of its rows
+
+
+def auto_labels(files: Collection[str], root: str, wrong: list[str]) -> dict[str, AutoLabel]:
+    """Return the last record of each of the label files in the lists `auto_labels*.jsonl`, those of several runs.
+
+    Lists are in the folders of the files, and above up to `root`. One line describes the run and its classes. One line
+    for each label file has its path below the folder, the digest of its content and the score of each row. A file whose
+    digest differs has been edited since. Messages on bad lines are appended to `wrong`.
+    """
+    own = {os.path.dirname(file) for file in files}
+    above = {str(parent) for folder in own for parent in Path(folder).parents}
+    folders = own | {folder for folder in above if folder == root or folder.startswith(f"{root}{os.sep}")}
+    found = dict[str, AutoLabel]()
+    for path in sorted(path for folder in folders for path in Path(folder).glob(_ANY_AUTO_LABELS)):
+        weights, names = "", tuple[str, ...]()
+        try:
+            with open_plain(path, MOST_AUTO_LABELS) as file:
+                lines = file.readlines()
+        except OSError as error:
+            wrong.append(f"{path}: cannot be read ({error.strerror}). Remove it, or write the labels again.")
+            continue
+        for number, line in enumerate(lines, 1):
+            try:
+                entry: dict[str, Any] = json.loads(line)
+                if "schema" in entry:
+                    weights, names = str(entry["weights"]), tuple(map(str, entry["names"]))
+                else:
+                    scores = tuple(map(float, entry["scores"]))
+                    if not all(0 <= score <= 1 for score in scores):
+                        raise ValueError
+                    found[str(path.parent / entry["labels"])] = AutoLabel(weights, names, str(entry["sha256"]), scores)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+                text = shown(line.decode(errors="replace").strip())
+                wrong.append(
+                    f"{path}:{number}: found {text}, expected a line as --auto-label writes it; the line is ignored. "
+                    "Remove it, or write the labels again."
+                )
+    return {path: label for path, label in found.items() if path in files}
 
 
 class AnyClassName(dict[str, int]):

@@ -31,8 +31,10 @@ from tessera.utils.types import Archive, DatasetSpec
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
-_OTHER_KEYS = ("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape")
-_KEYS = SPLITS + _OTHER_KEYS
+_KEYS = (
+    *(*SPLITS, "path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape"),
+    "label_weights",
+)
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
 _FRACTION_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar", ".zst")
@@ -56,7 +58,13 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     spec = _locate(yaml_path, found, obtain)
     if in_coco:
         classes = parse_coco_classes(found, _coco_category_names(spec))
-    return dataclasses.replace(spec, **classes._asdict(), labelled=_labelled(found, spec, classes.names))
+    labelled, weights = _labelled(found, spec, classes.names), found.values.get("label_weights")
+    if weights not in (None, "score"):
+        raise ConfigError(
+            f"{found.at('label_weights')}: label_weights: found {shown(weights)}, expected score, so that the "
+            "scores of train's labels weigh their objects. Without the key all objects count fully."
+        )
+    return dataclasses.replace(spec, **classes._asdict(), labelled=labelled, label_weights=weights == "score")
 
 
 def _locate(yaml_path: Path, found: YamlMapping, obtain: bool) -> DatasetSpec:

@@ -165,9 +165,10 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     )
     part = [split, *spec.held_out] if spec.held_out else []
     classes = [names, spec.ignore, spec.label_names, spec.parts, spec.keypoints, spec.labelled.get(split)]
-    header = json.dumps(
-        [_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.problems, listing.notes, part]
-    )
+    values = [_FORMAT, max_pixels(), cv2.__version__, classes, sources, listing.problems, listing.notes, part]
+    if listing.auto_labels is not None:
+        values.append([[listing.shown(path), own.sha256, own.scores] for path, own in listing.auto_labels.items()])
+    header = json.dumps(values)
     for text in (header, images, labels):
         state.update(text.encode("utf-8", "surrogateescape") + b"\0\0")
     state.update(listing.image_stats.tobytes())
@@ -226,6 +227,7 @@ def _assemble(
         ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
         unlabelled_sets=scanned.unlabelled_sets,
         set_of_image=scanned.set_of_image,
+        label_weights=scanned.weights,
         coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     )
     for value in vars(index).values():

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.labels.coco import parse_coco
-from tessera.data.labels.label_files import LONGEST, NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
+from tessera.data.labels.coco import as_json, parse_coco
+from tessera.data.labels.label_files import AUTO_LABELS, LONGEST, NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.labels.voc import parse_voc
 from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import UnusableImage, decoded_size
 from tessera.data.source.image_header import Size, extra_pages_message, read_file_header
 from tessera.data.source.split_files import Listing
 from tessera.utils.boxes import cxcywh_to_xyxy
-from tessera.utils.files import open_plain
+from tessera.utils.files import open_plain, sha256
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
 from tessera.utils.types import DatasetSpec, without_labels
@@ -71,6 +71,7 @@ class Scan(NamedTuple):
     unknown: list[tuple[str, str]]  # (place, class) of rows of unnamed classes
     # (n,), removed objects of classes that the entry of their image does not label
     unlabelled_counts: NDArray[np.int64] = np.zeros(0, np.int64)
+    weights: NDArray[np.float32] = np.zeros(0, np.float32)  # (m,), of the objects; (0,) if labels have none
     unlabelled_sets: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)  # see DatasetIndex
     set_of_image: NDArray[np.int32] = np.zeros(0, np.int32)
 
@@ -88,7 +89,13 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
     merged: list[Any] = [np.concatenate(c) if isinstance(c[0], np.ndarray) else [*chain(*c)] for c in columns]
     usable = np.flatnonzero(merged[0]).tolist()
     sets, set_of_image = label_sets_of(listing, usable, names)
-    return Scan(*merged)._replace(unlabelled_sets=sets, set_of_image=set_of_image)
+    scanned = Scan(*merged)._replace(unlabelled_sets=sets, set_of_image=set_of_image)
+    if len(scanned.weights) and scanned.weights.min() == 1:
+        scanned.problems.append(
+            "train: label_weights: no object has a score below 1, so all count fully. Scores are read from `score` of "
+            f"COCO annotations, and from {AUTO_LABELS} beside label files that are unchanged since"
+        )
+    return scanned
 
 
 def label_sets_of(
@@ -131,6 +138,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     problems: list[str] = []
     notes: list[str] = []
     unknown: list[tuple[str, str]] = []
+    weights: list[float] = []
     for index in range(start, end):
         image = listing.images[index]
         usable.append(False)
@@ -142,6 +150,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         if image.lower().endswith((".tif", ".tiff")) and (remark := extra_pages_message(Path(image))):
             problems.append(f"{listing.shown(image)}: {remark}")
         objects = read_objects(listing, index, size, names)
+        of_objects = [] if listing.auto_labels is None else _weights(listing, index, objects)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
             where = listing.label_location(index)
             problems += _by_cause(where, objects.remarks)
@@ -156,6 +165,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         usable[-1] = True
         sizes.append(size)
         every.append(objects)
+        weights += of_objects
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
     counts = np.array([len(own.classes) for own in every], np.int64)
     classes = np.array([*chain.from_iterable(own.classes for own in every)], np.int32)
@@ -185,7 +195,28 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         notes,
         unknown,
         np.array([own.unlabelled for own in every], np.int64),
+        np.array(weights, np.float32),
     )
+
+
+def _weights(listing: Listing, index: int, objects: ParsedLabels) -> list[float]:
+    """Return the weights of the objects of image `index`, and add problems with their scores.
+
+    They are the scores of COCO annotations and of unchanged auto-labels; 1 without a score.
+    """
+    if index in listing.coco:
+        records = dict(listing.coco[index][1].annotations)
+        found = [1 if (own := records[line].get("score")) is None else own for line in objects.lines]
+        wrong = [not isinstance(own, (int, float)) or not 0 <= own <= 1 for own in found]
+        objects.problems += [
+            (line, f"score is {as_json(own)}, expected 0 to 1, the weight of its object")
+            for line, own in compress(zip(objects.lines, found, strict=True), wrong)
+        ]
+        return found
+    label = (listing.auto_labels or {}).get(listing.labels[index])
+    is_same = label is not None and objects.lines and sha256(Path(listing.labels[index])) == label.sha256
+    scores = dict(enumerate(label.scores, 1)) if label is not None and is_same else {}
+    return [scores.get(line, 1.0) for line in objects.lines]
 
 
 def _by_cause(where: Callable[[int | None], str], rows: Iterable[tuple[int | None, str]]) -> list[str]:

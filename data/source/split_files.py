@@ -25,7 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.labels.coco import CocoImage, read_coco
-from tessera.data.labels.label_files import label_path, match_label_files, normalized_stem, voc_folder
+from tessera.data.labels.label_files import (
+    AutoLabel,
+    auto_labels,
+    label_path,
+    match_label_files,
+    normalized_stem,
+    voc_folder,
+)
 from tessera.data.source.class_lists import contradictions
 from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
@@ -79,6 +86,7 @@ class Listing:
     problems: list[str] = field(default_factory=list)  # messages that cost images or labels
     notes: list[str] = field(default_factory=list)  # harmless messages
     unmatched_annotations: list[str] = field(default_factory=list)  # COCO annotations without an image: an error
+    auto_labels: dict[str, AutoLabel] | None = None  # label file → its record; None if labels have no weights
 
     def shown(self, path: str) -> str:
         """Return a path as messages name it."""
@@ -154,6 +162,8 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
     listing.labels, listing.label_stats = labels, label_stats
     is_there = label_stats[:, 0] != MISSING[0]
     listing.problems += contradictions(spec, itertools.compress(labels, is_there.tolist()))
+    if spec.label_weights and split == "train":
+        listing.auto_labels = auto_labels({label for label in labels if label}, listing.root, listing.problems)
     listing.labelled = [collected.labelled[image] for image in listing.images]
     listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
     if collected.repeated:

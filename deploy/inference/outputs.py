@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from tessera.data.labels.classes import match_classes
+from tessera.data.labels.label_files import AUTO_LABELS, AUTO_LABELS_SCHEMA, MOST_AUTO_LABELS
 from tessera.data.source.dataset_yaml import load_label_names
-from tessera.deploy.inference.auto_labels import AUTO_LABELS, AUTO_LABELS_SCHEMA, MOST_AUTO_LABELS
 from tessera.deploy.inference.drawing import Style
 from tessera.deploy.inference.result_files import MOST_BYTES, name_key, output_path, save_txt, unique_name
 from tessera.deploy.inference.results import Result

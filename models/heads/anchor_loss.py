@@ -30,7 +30,7 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import joined, region_cells, sets_of_cells
+from tessera.models.heads.grid import joined, region_cells, sets_of_cells, weights_of_cells
 from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
 from tessera.utils.errors import ConfigError
 
@@ -48,9 +48,9 @@ class AnchorAssignment(Assignment):
     """Positives of one batch.
 
     A cell here is one prediction: image, anchor, y, x. Positives are ordered by level, then by step (centre, left, up,
-    right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), positives and predictions of
-    each level; `ignored` is (B, rows), in the order of decoded rows, and false for the cells of `cells`;
-    `set_of_row` is -1 in ignored regions.
+    right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), weights of the positives and
+    predictions of each level; `ignored` is (B, rows), in the order of decoded rows, and false for the cells of `cells`;
+    `set_of_row` is -1 in ignored regions; `row_weights` are those of the objectness loss of all predictions.
     """
 
     cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
@@ -62,6 +62,7 @@ class AnchorAssignment(Assignment):
     cells_per_level: tuple[int, ...]  # U of each level
     positives_per_level: tuple[int, ...]  # P of each level
     rows_per_level: tuple[int, ...]  # predictions of an image
+    weights: Tensor | None = None  # float32 (P,), of the object of each positive; None = 1
 
     def with_teacher(self, taught: Taught) -> AnchorAssignment:
         """Return the assignment with the scores where the teacher knows all classes without labels, and 0 elsewhere.
@@ -100,7 +101,7 @@ def assign_targets(
         for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True)
     ]
     positives_per_level = tuple(len(places) for places, *_ in found)
-    places, classes, boxes, matched = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    places, owners, boxes, matched = (np.concatenate(parts) for parts in zip(*found, strict=True))
     level = np.repeat(np.arange(levels), positives_per_level)
     flat = np.ravel_multi_index((level, *places.T), (levels, batch_size, each, *np.max(grids_hw, 0)))
     # The first occurrence seen from the end is the last write.
@@ -126,20 +127,32 @@ def assign_targets(
             rows.append(row)
         set_of_row, sets = joined(rows), torch.from_numpy(unions)
         ignored = set_of_row != 0
+    weights, row_weights, positives = None, None, np.array(positives_per_level)
+    if targets.weights is not None:
+        around = weights_of_cells(targets.objects, targets.weights, strides, batch_size, grids_hw)
+        of_levels = [np.repeat(level_weights[:, None], each, 1) for level_weights in around]
+        weights = targets.weights[owners]
+        positives = np.bincount(level, weights, levels)
+        for number, level_weights in enumerate(of_levels):
+            here = last_positives[level[last_positives] == number]
+            level_weights[tuple(places[here].T)] = weights[here]
+        row_weights = joined(of_levels)
     rows_per_level = tuple(each * ny * nx for ny, nx in grids_hw)
-    counts = np.stack((positives_per_level, batch_size * np.array(rows_per_level)), 1)
+    counts = np.stack((positives, batch_size * np.array(rows_per_level)), 1)
     return AnchorAssignment(
         torch.tensor(counts, dtype=torch.float32),
         cells,
         torch.from_numpy(last_positives),
         torch.from_numpy(positive_cells[::-1].copy()),
-        torch.from_numpy(classes),
+        torch.from_numpy(targets.objects[owners, 1].astype(np.int64)),
         torch.from_numpy(boxes),
         torch.from_numpy(matched),
         cells_per_level,
         positives_per_level,
         rows_per_level,
+        None if weights is None else torch.from_numpy(weights),
         ignored=ignored,
+        row_weights=row_weights,
         set_of_row=set_of_row,
         unlabelled_sets=sets,
     )
@@ -152,7 +165,7 @@ def _positives(
     anchor_t: float,
     grid_hw: tuple[int, int],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Return cells (P, 4), classes, boxes and anchors of the positives of one level, whose anchors are (A, 2)."""
+    """Return cells (P, 4), rows, boxes and anchors of the positives of one level, whose anchors are (A, 2)."""
     ny, nx = grid_hw
     boxes = xyxy_to_cxcywh(rows[:, 2:] / stride)
     size, limit = boxes[:, 2:], np.float32(anchor_t)
@@ -169,9 +182,9 @@ def _positives(
     step, match = np.nonzero(in_cell)
     anchor, target = anchor[match], target[match]
     cell_xy = corner[match] + _STEPS[step]
-    image, classes = rows[target, :2].astype(np.int64).T
+    image = rows[target, 0].astype(np.int64)
     in_cell_boxes = np.concatenate((boxes[target, :2] - cell_xy.astype(np.float32), boxes[target, 2:]), axis=1)
-    return np.stack((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), 1), classes, in_cell_boxes, anchors[anchor]
+    return np.stack((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), 1), target, in_cell_boxes, anchors[anchor]
 
 
 class AnchorLoss(Criterion[AnchorAssignment]):
@@ -181,7 +194,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     against the detached CIoU of the cell's last positive, clamped at 0. Class = mean binary cross-entropy over
     positives and classes, if there are several classes, times the class weight. Levels are summed, objectness with the
     weights of `objectness_balance`. Predictions without object in an ignored region, or in one where some class has no
-    labels, have an objectness loss of 0.
+    labels, have an objectness loss of 0. Means over positives are weighted by their objects' weights.
 
     Where a teacher predicts classes without labels, the objectness target is q, the sum of its scores. Box and class
     loss have its boxes, and its scores relative to q, as further targets. Their weight is q² and counts as positives.
@@ -239,7 +252,8 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         centre = positives[:, :2].sigmoid() * 2 - 0.5
         size = (positives[:, 2:4].sigmoid() * 2).square() * assignment.anchors
         iou = complete_iou(torch.cat((centre, size), 1), assignment.boxes)
-        box = [part.sum() for part in (1 - iou).split(positives_per_level)]
+        weights = 1.0 if assignment.weights is None else assignment.weights
+        box = [part.sum() for part in ((1 - iou) * weights).split(positives_per_level)]
 
         quality = iou.detach().clamp(min=0).index_select(0, assignment.last_positives).split(cells_per_level)
         rows_per_level = assignment.rows_per_level
@@ -252,6 +266,9 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         if assignment.ignored is not None:
             inside = assignment.ignored.split(rows_per_level, 1)
             dense = [level.masked_fill(part.reshape(level.shape), 0) for level, part in zip(dense, inside, strict=True)]
+        if assignment.row_weights is not None:
+            factors = assignment.row_weights.split(rows_per_level, 1)
+            dense = [level * part.reshape(level.shape) for level, part in zip(dense, factors, strict=True)]
         obj = [level.sum() for level in dense]
 
         if self.nc > 1:
@@ -262,7 +279,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
             per_positive = self.weighted(per_positive, assignment.classes)
         else:
             per_positive = torch.zeros_like(iou)
-        cls = [part.sum() for part in per_positive.split(positives_per_level)]
+        cls = [part.sum() for part in (per_positive * weights).split(positives_per_level)]
         if assignment.taught is not None:
             levels = zip(predictions, taught, assignment.taught.boxes.split(rows_per_level, 1), strict=True)
             for level, (prediction, scores, wanted) in enumerate(levels):

@@ -73,23 +73,29 @@ def gather_rows(outputs: Tensor, cells: Tensor) -> Tensor:
 
 
 class Targets(NamedTuple):
-    """Objects (T, 6), ignored regions (R, 6) and unlabelled regions (U, 6), rows as in `Criterion.assign`."""
+    """Objects (T, 6), ignored regions (R, 6) and unlabelled regions (U, 6), rows as in `Criterion.assign`.
+
+    `weights` are those of the objects, (T,); None = all 1.
+    """
 
     objects: NDArray[np.float32]
     regions: NDArray[np.float32]
     unlabelled: NDArray[np.float32]
+    weights: NDArray[np.float32] | None = None
 
 
 def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
     """Return the targets of a batch as arrays, after checking images and classes."""
-    assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
+    assert targets.ndim == 2 and targets.shape[1] in (6, 7), targets.shape
     rows = targets.detach().numpy().astype(np.float32, copy=False)
+    rows, weights = rows[:, :6], rows[:, 6] if rows.shape[1] == 7 else None
     if len(rows):
         assert rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size, "image outside the batch"
         assert rows[:, 1].max() < nc, f"class outside the head's {nc}"
     if not (rows[:, 1] < 0).any():
-        return Targets(rows, rows[:0], rows[:0])
-    return Targets(rows[rows[:, 1] >= 0], rows[rows[:, 1] == -1], rows[rows[:, 1] < -1])
+        return Targets(rows, rows[:0], rows[:0], weights)
+    weights = None if weights is None else weights[rows[:, 1] >= 0]
+    return Targets(rows[rows[:, 1] >= 0], rows[rows[:, 1] == -1], rows[rows[:, 1] < -1], weights)
 
 
 class Taught(NamedTuple):
@@ -115,6 +121,8 @@ class Assignment:
     # whose first is empty; None if there are none.
     set_of_row: Tensor | None = field(default=None, kw_only=True)
     unlabelled_sets: Tensor | None = field(default=None, kw_only=True)
+    # Factors of the losses of predictions that the device does not assign, in the shape of `ignored`; None = 1.
+    row_weights: Tensor | None = field(default=None, kw_only=True)
     # What a teacher predicts, for classes without labels; None without a teacher.
     taught: Taught | None = field(default=None, kw_only=True)
 
@@ -146,7 +154,10 @@ class Criterion(ABC, Generic[A]):
         """Compute what the loss needs from the targets alone, on the host, before the forward.
 
         Args:
-            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch. Class -1 is an
+            targets: float32 (T, 6) on the CPU, rows image, class, x1, y1, x2, y2 in pixels of the batch; or (T, 7),
+                with a weight, 0 … 1. An object of weight w counts as w objects, in the divisor of the loss too, so that
+                the others weigh as without it. Its losses, and those of other cells inside of it, are multiplied by
+                w: weight 0 is an ignored region. Of several objects around a cell the least w counts. Class -1 is an
                 ignored region: predictions without object in it have no loss. Class -2 - k is a region whose image does
                 not label the classes of row k of `unlabelled`: predictions without object in it have no loss of these
                 classes, and no objectness loss.

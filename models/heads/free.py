@@ -249,7 +249,7 @@ class AnchorFreeLoss(TaskAlignedLoss):
             self.names = (*gains, *(f"one_{name}" for name in gains))
 
     def box_loss(self, weights: Tensor, ious: Tensor) -> Tensor:
-        """Return the box loss of assigned cells, a scalar, from their target scores and CIoU, (S,) each."""
+        """Return the box loss of assigned cells, a scalar, from their weights and CIoU, (S,) each."""
         return (weights * (1 - ious)).sum()
 
     def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
@@ -261,7 +261,7 @@ class AnchorFreeLoss(TaskAlignedLoss):
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         raw, logits = outputs
         cls = SoftCrossEntropy.apply(
-            logits, slots.cells, slots.classes, slots.target_scores, slots.ignored, slots.taught
+            logits, slots.cells, slots.classes, slots.target_scores, slots.ignored, slots.taught, slots.cell_weights
         )
         if self.class_weights is not None:
             matched = class_losses(logits, slots, slots.target_scores)
@@ -271,12 +271,12 @@ class AnchorFreeLoss(TaskAlignedLoss):
         wanted = torch.cat((slots.grid.centres - low, high - slots.grid.centres), 1) / slots.grid.strides
         predicted = self._head.distances(rows)
         low, high = torch.stack((predicted, wanted)).split(2, -1)  # boxes around the cell's centre
-        box = self.box_loss(slots.target_scores, complete_iou_of_pairs((high - low) / 2, high + low))
+        box = self.box_loss(slots.weights, complete_iou_of_pairs((high - low) / 2, high + low))
         if self._head.reg_max > 1:
             off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
         else:
             off = (predicted - wanted).abs()
-        return box, cls, (slots.target_scores * off.mean(1)).sum()
+        return box, cls, (slots.weights * off.mean(1)).sum()
 
 
 def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:

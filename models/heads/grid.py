@@ -93,9 +93,20 @@ def region_cells(
 
     `regions` are float32 (R, 6): image, class, x1, y1, x2, y2 in pixels of the batch.
     """
-    levels = [np.zeros((batch_size, *grid_hw), np.bool_) for grid_hw in grids_hw]
-    for _, part in _parts(levels, regions, strides):
-        part[:] = True
+    return [level == 0 for level in weights_of_cells(regions, np.zeros(len(regions)), strides, batch_size, grids_hw)]
+
+
+def weights_of_cells(
+    regions: NDArray[np.float32],
+    weights: NDArray[np.floating],
+    strides: Sequence[float],
+    batch_size: int,
+    grids_hw: Sequence[tuple[int, int]],
+) -> list[NDArray[np.float32]]:
+    """Return the least of the weights (R,) of regions around each cell, as in `region_cells`, else 1."""
+    levels, less = [np.ones((batch_size, *grid_hw), np.float32) for grid_hw in grids_hw], weights < 1
+    for number, part in _parts(levels, regions[less], strides):
+        np.minimum(part, weights[less][number], out=part)
     return levels
 
 

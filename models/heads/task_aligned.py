@@ -16,6 +16,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import cycle
 from typing import Any
 
@@ -35,7 +36,15 @@ from tessera.models.heads.criterion import (
     no_reduction,
     split_targets,
 )
-from tessera.models.heads.grid import Grid, cells_inside, joined, kept_grid, region_cells, sets_of_cells
+from tessera.models.heads.grid import (
+    Grid,
+    cells_inside,
+    joined,
+    kept_grid,
+    region_cells,
+    sets_of_cells,
+    weights_of_cells,
+)
 from tessera.models.heads.head import Head
 from tessera.utils.boxes import box_iou
 
@@ -76,6 +85,7 @@ class TaskAlignedAssignment(Assignment):
     batch_size: int
     grids_hw: tuple[tuple[int, int], ...]  # of the levels
     strides: tuple[float, ...]
+    weights: Tensor | None = None  # float32 (G,), of the objects; None = 1
 
     @property
     def grid(self) -> Grid:
@@ -119,6 +129,11 @@ def assign_candidates(
     areas = np.maximum(sizes_wh, 0).prod(2)  # (T, L)
     keep = areas.sum(1) > 0
     objects, corners_xy, sizes_wh, areas = objects[keep], corners_xy[keep], sizes_wh[keep], areas[keep]
+    weights, row_weights = None, None
+    if targets.weights is not None:
+        weights = torch.from_numpy(targets.weights[keep])
+        around = weights_of_cells(targets.objects, targets.weights, strides, batch_size, grids_hw)
+        row_weights = joined(around).flatten()
 
     owners, level = np.nonzero(areas)  # (N,) each
     corner, width = corners_xy[owners, level], sizes_wh[owners, level, 0]
@@ -158,6 +173,8 @@ def assign_candidates(
         strides=tuple(strides),
         set_of_row=set_of_row,
         unlabelled_sets=sets,
+        weights=weights,
+        row_weights=row_weights,
         ignored=ignored,
     )
 
@@ -167,7 +184,7 @@ class Slots:
     """Assigned cells and target scores of all objects; no cell is used twice."""
 
     cells: Tensor  # int64 (S,), image · A + cell
-    target_scores: Tensor  # float32 (S,), class target and weight of the box; 0 = unused slot
+    target_scores: Tensor  # float32 (S,), class target; 0 = unused slot
     classes: Tensor  # int64 (S,), of the object
     boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
     grid: Grid  # of the cells
@@ -175,6 +192,13 @@ class Slots:
     # objectness has none either.
     ignored: Tensor | None
     taught: Tensor | None  # float32 (B·A, C), further class targets, of a teacher; None without
+    cell_weights: Tensor | None  # float32 (B·A, 1), factors of the losses of cells; None = 1
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weights of the boxes, float32 (S,): target score times the weight of the object."""
+        scores = self.target_scores
+        return scores if self.cell_weights is None else scores * self.cell_weights[self.cells, 0]
 
 
 @torch.no_grad()
@@ -189,7 +213,7 @@ def assign_topk(
 
     The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
     IoU u. An object gets its K candidates with the largest t; a cell of several objects goes to that with the largest
-    u. The target score is t, scaled so that an object's largest one is the largest u of its cells.
+    u, times its weight. The target score is t, scaled so that an object's largest one is the largest u of its cells.
 
     Args:
         boxes: predicted boxes of cells, int64 (P,): float32 (P, 4), corners in pixels.
@@ -211,14 +235,21 @@ def assign_topk(
     keep = assignment.filled[:, :topk] & (alignment > MIN_ALIGNMENT)
     grid = assignment.grid
     predictions = assignment.batch_size * len(grid.cells)
-    keep = keep & _largest_of_cell(cells, torch.where(keep, overlap, -1.0), predictions)
+    claim = overlap if assignment.weights is None else overlap * assignment.weights[:, None]
+    keep = keep & _largest_of_cell(cells, torch.where(keep, claim, -1.0), predictions)
     alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
     target_scores = (alignment / largest * overlap.amax(1, keepdim=True)).flatten()
-    cells, ignored = cells.flatten(), assignment.without_loss()
+    cells, ignored, cell_weights = cells.flatten(), assignment.without_loss(), None
+
+    def of_cells(values: Tensor) -> Tensor:
+        return torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, values, "amax")
+
     if ignored is not None:
-        used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, target_scores, "amax")
-        ignored = ignored & (used == 0)[:, None]
+        ignored = ignored & (of_cells(target_scores) == 0)[:, None]
+    if assignment.weights is not None and assignment.row_weights is not None:
+        own = of_cells(torch.where(target_scores > 0, assignment.weights.repeat_interleave(topk), 0))
+        cell_weights = torch.where(of_cells(target_scores) > 0, own, assignment.row_weights)[:, None]
     taught = None
     if assignment.taught is not None and ignored is not None:
         replaced = ignored & assignment.taught.known
@@ -227,7 +258,7 @@ def assign_topk(
         taught = assignment.taught.probabilities.flatten(0, 1).clamp(0, 1) * replaced
         ignored = ignored & ~replaced
     classes, boxes_xyxy = (x.repeat_interleave(topk, 0) for x in (assignment.classes, assignment.boxes_xyxy))
-    return Slots(cells, target_scores, classes, boxes_xyxy, grid.at(cells), ignored, taught)
+    return Slots(cells, target_scores, classes, boxes_xyxy, grid.at(cells), ignored, taught, cell_weights)
 
 
 def _largest_of_cell(cells: Tensor, values: Tensor, count: int) -> Tensor:
@@ -246,8 +277,8 @@ Assigned = tuple[tuple[Tensor, ...], Slots]
 class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
     """A loss with task-aligned assignment, in float32 for any model dtype.
 
-    It is divided by Σ t, the target scores of the assigned cells of the global batch. The losses of several sets of
-    branches are added.
+    It is divided by Σ t, the target scores of the assigned cells of the global batch, times the weights of their
+    objects. The losses of several sets of branches are added.
     """
 
     def __init__(self, head: Head, settings: LossSettings, gains: Mapping[str, float], widths: Sequence[int]) -> None:
@@ -361,26 +392,29 @@ class SoftCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         ignored: Tensor | None,
         dense: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Return the loss () of logits (N, C), with targets (S,) at (cells, classes), summed.
 
         `ignored` is bool (N, 1 or C), or None; `dense` are further targets (N, C), or None; their entropy is
-        subtracted, so that the loss is 0 at them.
+        subtracted, so that the loss is 0 at them. `weights` are factors (N, 1), or None.
         """
-        ctx.save_for_backward(logits, cells, classes, targets, ignored, dense)
+        ctx.save_for_backward(logits, cells, classes, targets, ignored, dense, weights)
         losses = F.softplus(logits.float())
         if dense is not None:
             losses += torch.special.xlogy(dense, dense) + torch.special.xlogy(1 - dense, 1 - dense)
             losses -= logits.float() * dense
         if ignored is not None:
             losses.masked_fill_(ignored, 0)
+        if weights is not None:
+            losses, targets = losses * weights, targets * weights[cells, 0]
         return losses.sum() - (logits[cells, classes].float() * targets).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, in their dtype."""
-        logits, cells, classes, targets, ignored, further = ctx.saved_tensors
+        logits, cells, classes, targets, ignored, further, weights = ctx.saved_tensors
         dense = logits.float().sigmoid().contiguous()
         if further is not None:
             dense -= further
@@ -390,18 +424,21 @@ class SoftCrossEntropy(torch.autograd.Function):
         flat.scatter_reduce_(0, index, flat[index] - targets, "amin")
         if ignored is not None:
             dense.masked_fill_(ignored, 0)
-        return dense.mul_(grad).to(logits.dtype), None, None, None, None, None
+        if weights is not None:
+            dense *= weights
+        return dense.mul_(grad).to(logits.dtype), *(None,) * 6
 
 
 def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
-    """Return the binary cross-entropy (S,) over the classes at each slot's cell, of logits (B·A, C).
+    """Return the weighted binary cross-entropy (S,) over the classes at each slot's cell, of logits (B·A, C).
 
     The target is `targets`, (S,), for the object's class, and 0 for the others.
     """
     rows = gather_rows(logits, slots.cells)
     classes = torch.arange(rows.shape[1], device=rows.device)
     truth = (classes == slots.classes[:, None]) * targets[:, None]
-    return F.binary_cross_entropy_with_logits(rows, truth, reduction="none").sum(1)
+    weights = None if slots.cell_weights is None else slots.cell_weights[slots.cells]
+    return F.binary_cross_entropy_with_logits(rows, truth, weights, reduction="none").sum(1)
 
 
 def _units(assigned: Sequence[Assigned]) -> Tensor:
@@ -411,7 +448,7 @@ def _units(assigned: Sequence[Assigned]) -> Tensor:
     """
     units = []
     for _, slots in assigned:
-        units.append((slots.target_scores * UNIT).round().long().sum())
+        units.append((slots.weights * UNIT).round().long().sum())
         if slots.taught is not None:
             units[-1] += (slots.taught.square() * UNIT).round().long().sum()
     return torch.stack(units)

@@ -156,13 +156,13 @@ class YoloxLoss(TaskAlignedLoss):
         ignored = None if slots.ignored is None else slots.ignored.any(1, keepdim=True)
         taught = None if slots.taught is None else slots.taught.amax(1, keepdim=True)
         of_first = torch.zeros_like(slots.classes)
-        obj = SoftCrossEntropy.apply(objectness, slots.cells, of_first, quality, ignored, taught)
+        obj = SoftCrossEntropy.apply(objectness, slots.cells, of_first, quality, ignored, taught, slots.cell_weights)
 
         xy, log_wh = _bounded(gather_rows(offsets, slots.cells)).split(2, 1)
         corners = (slots.grid.centres - slots.grid.strides / 2).repeat(1, 2)
         wanted = xyxy_to_cxcywh((slots.boxes_xyxy - corners) / slots.grid.strides)
         iou = complete_iou(torch.cat((xy, log_wh.exp()), 1), wanted)
-        box = (slots.target_scores * (1 - iou)).sum()
+        box = (slots.weights * (1 - iou)).sum()
 
         classes = self.weighted(class_losses(logits, slots, largest), slots.classes)
         cls = (slots.target_scores * classes).sum()

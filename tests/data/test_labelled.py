@@ -208,7 +208,8 @@ def test_each_part_of_a_mosaic_keeps_its_own(tmp_path: Path) -> None:
 def test_a_pasted_object_brings_its_set(tmp_path: Path) -> None:
     outlines = [[(0, 0), (20, 0), (20, 20)], [(50, 0), (60, 0), (60, 9)]]
     labels, around = objects([0, 0, 20, 20], [50, 0, 60, 9], outlines=outlines), np.array([[0, 0, 40, 100]], np.float32)
-    region = CanvasLabels(around, np.array([-5], np.int32), np.zeros((0, 2), np.float32), np.zeros(1, np.int64))
+    no_points, one = np.zeros((0, 2), np.float32), np.ones(1, np.float32)
+    region = CanvasLabels(around, np.array([-5], np.int32), no_points, np.zeros(1, np.int64), one)
     pasted = choose_copy_paste(labels.joined(region), 1.0, 200, np.random.default_rng(0))
     assert pasted is not None
     assert pasted.classes.tolist() == [0, 1, -5]

@@ -48,7 +48,7 @@ class Case:
         hyp: values that differ from the defaults.
         empty_share: whether in each batch the last images, 8 of 16, have no object, and in the second one none has.
         windows: batches of each of the three steps.
-        in_part: whether every third label is a region to ignore, and half of the images label one class alone.
+        in_part: as `label_in_part`.
     """
 
     images: int = 48

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from tessera.data.labels.coco import COCO_NAMES
 from tessera.deploy.foreign.synthetic_shapes import NAMES, write_shapes
+from tessera.utils.files import sha256
 from tessera.utils.report.results_csv import read_results
 
 FLAGS = (
@@ -29,7 +31,10 @@ def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) ->
 
 
 def label_in_part(data: Path) -> None:
-    """Turn every third label into an ignored region, and let half of the training images label one class alone."""
+    """Turn every third label into an ignored region, and let half of the training images label one class alone.
+
+    The labels have scores as weights.
+    """
     labels = sorted((data.parent / "shapes" / "labels").rglob("*.txt"))
     rows = [(label, row) for label in labels for row in label.read_text().splitlines()]
     for label in labels:
@@ -37,11 +42,16 @@ def label_in_part(data: Path) -> None:
     for number, (label, row) in enumerate(rows):
         with label.open("a") as file:
             file.write(row.replace(row.split()[0], "-1", 1) + "\n" if number % 3 == 0 else row + "\n")
+    lines: list[dict[str, Any]] = [{"schema": "", "weights": "", "names": []}]
+    for number, label in enumerate(labels):
+        scores = [number % 5 / 4] * len(label.read_text().splitlines())
+        lines.append({"labels": str(label), "sha256": sha256(label), "scores": scores})
+    (data.parent / "shapes" / "labels" / "auto_labels.jsonl").write_text("\n".join(map(json.dumps, lines)))
     images = sorted(map(str, (data.parent / "shapes" / "images" / "train").iterdir()))
     for name, part in (("all", images[::2]), ("one", images[1::2])):
         (data.parent / f"{name}.txt").write_text("\n".join(part))
     train = [str(data.parent / "all.txt"), {"path": str(data.parent / "one.txt"), "labelled": [NAMES[1]]}]
-    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "train": train}))
+    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "train": train, "label_weights": "score"}))
 
 
 def describe_coco128(folder: Path, shared: Path) -> Path:

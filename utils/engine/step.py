@@ -263,7 +263,7 @@ def min_images(size: int, stride: int) -> int:
 
 
 def scaled_batch(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Return images (B, 3, H, W) and targets (T, 6) at the size of global batch `batch`, with `--multi-scale`."""
+    """Return images (B, 3, H, W) and targets at the size of global batch `batch`, with `--multi-scale`."""
     config, stride = context.config, context.stride
     if not config.multi_scale:
         return images, targets
@@ -271,4 +271,4 @@ def scaled_batch(context: RunContext, images: Tensor, targets: Tensor, epoch: in
     height, width = scaled_hw(images.shape[2:], factor, stride)
     scale_y, scale_x = height / images.shape[2], width / images.shape[3]
     scaled = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
-    return scaled, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))
+    return scaled, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y, 1))[: targets.shape[1]]

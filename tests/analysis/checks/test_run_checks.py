@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +15,11 @@ from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.errors import UserError
-from tessera.utils.files import sha256
 from tessera.utils.training.data import warn_of_problems
 from tests.data.labels.test_coco import coco, write_coco
 from tests.data.labels.test_voc import voc, voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.made_yaml import BOX, build, check, coco_set, write
+from tests.data.source.made_yaml import BOX, build, check, coco_set, write, write_list
 
 DOGLESS = "train: 1 class without an object: 'dog'"
 
@@ -202,16 +200,6 @@ def test_copies_in_a_real_set(shared: Path, tmp_path: Path) -> None:
     line, pair = found.problems
     assert line.startswith("train: 4 images with several files that differ in their labels, such as images/train/")
     assert pair.startswith("1 near-duplicate in val of images in train, such as images/train/raccoon-21.jpg")
-
-
-def write_list(
-    folder: Path, scores: dict[str, list[float]], name: str = "auto_labels.jsonl", names: tuple[str, ...] = ("cat",)
-) -> Path:
-    """A list of labels, as detect.py writes it."""
-    lines: list[dict[str, Any]] = [{"schema": "tessera-auto-labels 1", "weights": "best.pt", "names": names}]
-    lines += [{"labels": path, "sha256": sha256(folder / path), "scores": own} for path, own in scores.items()]
-    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return folder / name
 
 
 def test_labels_of_a_model_are_counted_until_they_are_changed(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def objects(*boxes: list[float], outlines: Sequence[Sequence[tuple[float, float]
     """Objects of classes 0, 1 …; the first ones may have outlines."""
     counts = np.array([*map(len, outlines), *[0] * (len(boxes) - len(outlines))])
     points = np.array([point for outline in outlines for point in outline], np.float32).reshape(-1, 2)
-    return CanvasLabels(np.array(boxes, np.float32), np.arange(len(boxes), dtype=np.int32), points, counts)
+    classes, weights = np.arange(len(boxes), dtype=np.int32), np.linspace(0, 1, len(boxes), dtype=np.float32)
+    return CanvasLabels(np.array(boxes, np.float32), classes, points, counts, weights)
 
 
 def square(low: float, high: float) -> list[tuple[float, float]]:

@@ -68,7 +68,7 @@ def test_polygons_equal_brute_force(case: tuple[Scene, ListSource]) -> None:
     warp = scene.warp
     labels = CanvasLabels.gather(source.samples, [(0, 0) for _ in source.samples], warp.canvas_hw)
     expected, _ = plain_scene(Scene((0,), (0, 0), warp), [at_origin(source.samples, warp)])
-    boxes, classes = warp_labels(labels, warp)
+    boxes, classes, _ = warp_labels(labels, warp)
     found = match(expected, boxes, classes)
     # Brute force sees a polygon by quarter pixels: slivers may be missed, so compare where both have found it.
     assert len(found) >= min(len(boxes), len(expected.boxes_xyxy)) - 1 - len(boxes) // 4
@@ -117,7 +117,7 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     # A box that is turned and cut is looser than its object, by the rule of corners; a polygon is exact.
     segments = [outline] if outlined or not warp.axis_aligned else []
     labels = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [(0, 0)], warp.canvas_hw)
-    boxes, _ = warp_labels(labels, warp)
+    boxes, *_ = warp_labels(labels, warp)
     red = np.argwhere(out[..., 0].astype(int) - out[..., 2] > 127)
     if len(boxes) == 0:
         return
@@ -138,7 +138,7 @@ def test_which_objects_are_kept() -> None:
     warp = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))  # the left half goes out of sight
     kept = [[60, 0, 90, 30], [41, 0, 60, 30], [30, 50, 53, 80]]
     dropped = [[0, 0, 40, 30], [10, 10, 52.5, 30], [60, 0, 61.9, 30], [60, 0, 90, 2.0], [10, 40, 52, 70]]
-    after, classes = warp_labels(objects(*kept, *dropped), warp)
+    after, classes, _ = warp_labels(objects(*kept, *dropped), warp)
     assert classes.tolist() == [0, 1, 2]
     assert after.tolist() == [[10, 0, 40, 30], [0, 0, 10, 30], [0, 50, 3, 80]]
 
@@ -188,7 +188,7 @@ def test_objects_behind_the_horizon_are_dropped() -> None:
     warp = Warp((100, 100), (100, 100), perspective_xy=(0.05, 0.0))
     boxes = [0, 0, 50, 50], [50, 50, 80, 80]
     assert warp_labels(objects(*boxes), warp)[1].tolist() == [1]
-    after, classes = warp_labels(objects(*boxes, outlines=[square(0, 50)]), warp)
+    after, classes, _ = warp_labels(objects(*boxes, outlines=[square(0, 50)]), warp)
     assert classes.tolist() == [0, 1] and np.isfinite(after).all()  # the polygon's part before the horizon stays
     assert math.isclose(after[0, 0], 0)
 
@@ -247,7 +247,7 @@ def test_whatever_is_in_sight_is_left_in_front_of_any_horizon(warp: Warp, seed: 
     canvas_h, canvas_w = warp.canvas_hw
     box = random_boxes(1, canvas_h, canvas_w, rng)
     empty = Sample(np.zeros((*warp.canvas_hw, 3), np.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
-    boxes, classes = warp_labels(
+    boxes, classes, _ = warp_labels(
         CanvasLabels.gather([append_ignored_regions(empty, box)], [(0, 0)], warp.canvas_hw), warp
     )
     points = box[0, :2] + rng.random((500, 2)) * (box[0, 2:] - box[0, :2])
@@ -260,7 +260,9 @@ def test_whatever_is_in_sight_is_left_in_front_of_any_horizon(warp: Warp, seed: 
 
 def test_the_rules_for_small_and_cut_objects_do_not_apply() -> None:
     half = Warp((100, 100), (100, 100), shift_xy=(0.0, 0.5))  # the left half goes out of sight
-    boxes, classes = warp_labels(labelled([[0, 0, 51, 30], [60, 0, 60.5, 30], [60, 40, 99, 40.2], [0, 0, 40, 9]]), half)
+    boxes, classes, _ = warp_labels(
+        labelled([[0, 0, 51, 30], [60, 0, 60.5, 30], [60, 40, 99, 40.2], [0, 0, 40, 9]]), half
+    )
     np.testing.assert_allclose(boxes, [[0, 0, 1, 30], [10, 0, 10.5, 30], [10, 40, 49, 40.2]], atol=1e-4)
     assert classes.tolist() == [-1] * 3
 

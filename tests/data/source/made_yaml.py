@@ -15,6 +15,7 @@ from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError
+from tessera.utils.files import sha256
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 
@@ -47,6 +48,16 @@ def coco_set(
     }
     write(root / "set.json", json.dumps(content))
     return write(root / "coco.yaml", f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
+
+
+def write_list(
+    folder: Path, scores: dict[str, list[float]], name: str = "auto_labels.jsonl", names: tuple[str, ...] = ("cat",)
+) -> Path:
+    """A list of labels, as detect.py writes it."""
+    lines: list[dict[str, Any]] = [{"schema": "tessera-auto-labels 1", "weights": "best.pt", "names": names}]
+    lines += [{"labels": path, "sha256": sha256(folder / path), "scores": own} for path, own in scores.items()]
+    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder / name
 
 
 def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:

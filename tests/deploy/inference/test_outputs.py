@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.data.labels.label_files import auto_labels
 from tessera.deploy.inference import outputs as outputs_module
-from tessera.deploy.inference.auto_labels import auto_labels
 from tessera.deploy.inference.drawing import Style
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
@@ -130,12 +130,13 @@ def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> N
         output.add(result_of(FRAME), FRAME, PurePath(place))
         output.close()
     wrong = list[str]()
-    found = auto_labels([tmp_path], wrong)
-    assert {path: (label.weights, label.names, label.least_score) for path, label in found.items()} == {
-        tmp_path / "a.txt": ("first.pt", ("car",), 0.5),
-        tmp_path / "cam/b.txt": ("second.pt", ("car",), 0.5),
+    files = [str(tmp_path / name) for name in ("a.txt", "cam/b.txt")]
+    found = auto_labels(files, str(tmp_path), wrong)
+    assert {path: (label.weights, label.names, min(label.scores)) for path, label in found.items()} == {
+        files[0]: ("first.pt", ("car",), 0.5),
+        files[1]: ("second.pt", ("car",), 0.5),
     }
-    assert all(label.sha256 == sha256(path) for path, label in found.items()) and not wrong
+    assert all(label.sha256 == sha256(Path(path)) for path, label in found.items()) and not wrong
 
 
 def test_auto_labels_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
@@ -149,8 +150,8 @@ def test_auto_labels_have_the_numbers_of_the_dataset(tmp_path: Path) -> None:
         output.add(result_of(FRAME), FRAME, PurePath("a"))
         output.close()
         assert [row.split()[0] for row in (folder / "a.txt").read_text().splitlines()] == ["1"] * rows
-        (label,) = auto_labels([folder], []).values()
-        assert label.names == listed and label.least_score == (0.5 if rows else 1)
+        (label,) = auto_labels([str(folder / "a.txt")], str(folder), []).values()
+        assert label.names == listed and label.scores == (0.5,) * rows
     assert label_classes(["car"], "") == (["car"], ())
     with pytest.raises(UserError, match=r"none of its 2 classes matches one of the model's 1 by name"):
         label_classes(["boat"], str(data))

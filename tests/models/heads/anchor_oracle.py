@@ -16,6 +16,7 @@ from tessera.models.heads.anchor_loss import scaled_gains
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy
 from tessera.utils.config import Hyp
+from tests.models.heads.free_oracle import weight_of, weights_around
 
 ANCHORS_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]]
 SIZE_HW = (64, 96)
@@ -65,7 +66,7 @@ def oracle_assignment(targets: Tensor, anchor_t: float, size_hw: tuple[int, int]
         found = []
         for dx, dy in ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1)):
             for a, (aw, ah) in enumerate(level_anchors):
-                for t, (image, _, x1, y1, x2, y2) in enumerate(targets.numpy()):
+                for t, (image, _, x1, y1, x2, y2) in enumerate(targets.numpy()[:, :6]):
                     left, top, w, h = x1 / stride, y1 / stride, (x2 / stride - x1 / stride), (y2 / stride - y1 / stride)
                     x, y = left + w / 2, top + h / 2
                     if not (aw < anchor_t * w and w < anchor_t * aw and ah < anchor_t * h and h < anchor_t * ah):
@@ -95,22 +96,29 @@ def oracle_loss(
     """Box, obj, cls, one candidate at a time."""
     class_weights = class_weights or [1.0] * nc
     parts = torch.zeros(3)
+    around = weights_around(targets, len(predictions[0]), size_hw)
+    around_levels = around.split([p[0, 0, ..., 0].numel() for p in predictions], 1)
     for level, candidates in enumerate(oracle_assignment(targets, hyp.anchor_t, size_hw)):
         p, stride = predictions[level], (8, 16, 32)[level]
         truth = torch.zeros(p.shape[:4])
-        box, cls = [], []
+        cell_weights = around_levels[level].float().view(len(p), 1, *p.shape[2:4]).repeat(1, p.shape[1], 1, 1)
+        box, cls, total = [], [], 0.0
         for image, a, y, x, t in candidates:
             row = p[image, a, y, x]
-            x1, y1, x2, y2 = targets[t, 2:] / stride
+            x1, y1, x2, y2 = targets[t, 2:6] / stride
+            weight = weight_of(targets[t])
+            total += weight
             wanted = torch.stack(((x1 + x2) / 2 - x, (y1 + y2) / 2 - y, x2 - x1, y2 - y1))
             found = torch.cat((row[:2].sigmoid() * 2 - 0.5, (row[2:4].sigmoid() * 2) ** 2 * grid_anchors()[level, a]))
             iou = complete_iou(found[None], wanted[None])[0]
-            box.append(1 - iou)
+            box.append((1 - iou) * weight)
             truth[image, a, y, x] = iou.detach().clamp(min=0)
+            cell_weights[image, a, y, x] = weight
             one_hot = F.one_hot(targets[t, 1].long(), nc).float()
-            cls.append(F.binary_cross_entropy_with_logits(row[5:], one_hot) * class_weights[int(targets[t, 1])])
-        obj = F.binary_cross_entropy_with_logits(p[..., 4], truth)
+            loss = F.binary_cross_entropy_with_logits(row[5:], one_hot)
+            cls.append(loss * class_weights[int(targets[t, 1])] * weight)
+        obj = F.binary_cross_entropy_with_logits(p[..., 4], truth, cell_weights)
         zero = p.sum() * 0
-        mean = [torch.stack(part).mean() if part else zero for part in (box, cls)]
+        mean = [torch.stack(part).sum() / max(total, 1) if part else zero for part in (box, cls)]
         parts = parts + torch.stack((mean[0], obj * (4.0, 1.0, 0.4)[level], mean[1]))
     return parts * torch.tensor(scaled_gains(LossSettings.of(hyp, imgsz=96), nc=nc, nl=3))

@@ -56,6 +56,21 @@ def inside(box_xyxy: Tensor, centres: Tensor) -> Tensor:
     return found
 
 
+def weight_of(row: Tensor) -> float:
+    """Weight of an object, 1 in rows without a seventh number."""
+    return float(row[6]) if len(row) > 6 else 1.0
+
+
+def weights_around(targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> Tensor:
+    """Least weight of the objects around each cell, (B, A)."""
+    centres, _ = cells_of(size_hw)
+    found = torch.ones(batch_size, len(centres), dtype=torch.float64)
+    for row in targets:
+        around = found[int(row[0])]
+        around[inside(row[2:6].double(), centres) & (around > weight_of(row))] = weight_of(row)
+    return found
+
+
 def oracle_targets(
     predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int]
 ) -> dict[tuple[int, int], tuple[int, float]]:
@@ -71,14 +86,15 @@ def aligned_targets(
     claims: dict[tuple[int, int], Claim] = {}
     for number, row in enumerate(targets.double()):
         image, label = int(row[0]), int(row[1])
-        overlap = box_iou(boxes[image], row[None, 2:])[:, 0]
+        overlap = box_iou(boxes[image], row[None, 2:6])[:, 0]
         alignment = scores[image, :, label] ** hyp.alpha * overlap**hyp.beta
-        candidates = inside(row[2:], centres).nonzero()[:, 0].tolist()
+        candidates = inside(row[2:6], centres).nonzero()[:, 0].tolist()
         candidates = sorted(candidates, key=lambda cell: -float(alignment[cell]))[: round(hyp.topk)]
         for cell in candidates:
             claim = Claim(number, float(alignment[cell]), float(overlap[cell]))
             before = claims.get((image, cell))
-            if claim.alignment > torch.finfo(torch.float32).tiny and (before is None or claim.overlap > before.overlap):
+            others = before.overlap * weight_of(targets[before.target]) if before else -1
+            if claim.alignment > torch.finfo(torch.float32).tiny and claim.overlap * weight_of(row) > others:
                 claims[image, cell] = claim
     found = {}
     for place, claim in claims.items():
@@ -98,13 +114,14 @@ def oracle_loss(
     centres, strides = cells_of(size_hw)
     found = decode(boxes, size_hw)
     truth = torch.zeros_like(logits, dtype=torch.float64)
-    cell_weights = torch.ones(logits.shape[:2], dtype=torch.float64)
+    cell_weights = weights_around(targets, len(boxes), size_hw)
     box = distance = torch.zeros((), dtype=torch.float64)
     matches = oracle_targets([p.detach() for p in predictions], targets, hyp, size_hw)
     for (image, cell), (number, score) in matches.items():
-        wanted = targets[number, 2:].double()
+        wanted, weight = targets[number, 2:6].double(), weight_of(targets[number])
         truth[image, cell, int(targets[number, 1])] = score
-        cell_weights[image, cell] = class_weights[int(targets[number, 1])]
+        cell_weights[image, cell] = class_weights[int(targets[number, 1])] * weight
+        score *= weight
         pair = (xyxy_to_cxcywh(corners / strides[cell])[None] for corners in (found[image, cell], wanted))
         box = box + score * (1 - complete_iou(*pair)[0])
         sides = torch.cat((centres[cell] - wanted[:2], wanted[2:] - centres[cell])) / strides[cell]
@@ -118,7 +135,7 @@ def oracle_loss(
             shares[lower], shares[lower + 1] = lower + 1 - side, side - lower
             distance = distance + score * F.cross_entropy(raw, shares) / 4
     cls = F.binary_cross_entropy_with_logits(logits.double(), truth, cell_weights[..., None], reduction="sum")
-    total = max(sum(score for _, score in matches.values()), 1)
+    total = max(sum(score * weight_of(targets[number]) for number, score in matches.values()), 1)
     return torch.stack((hyp.box * box, hyp.cls * cls, hyp.dfl * distance)) / total
 
 

@@ -37,8 +37,16 @@ def images(batch: int) -> Tensor:
     return torch.rand(batch, 3, *SIZE_HW, generator=torch.Generator().manual_seed(1))
 
 
+def weighted(targets: Tensor) -> Tensor:
+    """The rows of `targets` (N, 6) with a weight, 1 of a region."""
+    weights = torch.where(
+        targets[:, 1] >= 0, torch.tensor([0.5, 1.0, 0.0, 0.25]).repeat(len(targets))[: len(targets)], 1
+    )
+    return torch.cat((targets, weights[:, None]), 1)
+
+
 def shares_of(targets: Tensor, cuts: Sequence[range]) -> list[Tensor]:
-    """The rows of `targets` (N, 6) whose image lies in each cut, with images numbered from the cut's first."""
+    """The rows of `targets` whose image lies in each cut, with images numbered from the cut's first."""
     parts = [targets[(targets[:, 0] >= cut.start) & (targets[:, 0] < cut.stop)].clone() for cut in cuts]
     for cut, rows in zip(cuts, parts, strict=True):
         rows[:, 0] -= cut.start

@@ -27,6 +27,7 @@ from tests.models.heads.anchor_oracle import (
     raw_predictions,
     reference_targets,
 )
+from tests.models.heads.made_models import weighted
 
 
 def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
@@ -109,6 +110,7 @@ def test_loss_and_gradient_equal_the_reference(shared: Path, hyp: Hyp) -> None:
 @pytest.mark.parametrize("class_weights", [[], [0.5, 2.0, 1.0, 0.1, 3.0]], ids=["plain", "weighted"])
 def test_loss_and_gradient_equal_plain_loops(hyp: Hyp, class_weights: list[float]) -> None:
     targets = random_targets(25, 2, SIZE_HW, 5)
+    targets = weighted(targets) if class_weights else targets
     predictions = raw_predictions(2, SIZE_HW, 5)
     weights = torch.tensor(class_weights) if class_weights else None
     criterion = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=96, class_weights=weights))

@@ -20,7 +20,7 @@ from tessera.models.model_yaml import HEADS
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
-from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of
+from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of, weighted
 
 ROOT = Path(__file__).resolve().parents[3]
 weights = pytest.mark.parametrize("class_weights", [None, torch.tensor([0.5, 2, 1, 0.1])], ids=["plain", "weighted"])
@@ -28,6 +28,7 @@ weights = pytest.mark.parametrize("class_weights", [None, torch.tensor([0.5, 2, 
 REGIONS = [0, -1, 60, 0, 96, 40], [2, -1, 20, 20, 50, 64]
 OBJECTS = [0, 1, 10, 10, 40, 50], [0, 2, 30, 5, 90, 60], [1, 0, 3, 3, 20, 30], [3, 3, 40, 8, 70, 40], [3, 1, 0, 0, 9, 9]
 TARGETS = torch.tensor([*OBJECTS, *REGIONS]).float()
+WEIGHTED = weighted(TARGETS)
 
 
 def test_each_head_has_a_row() -> None:
@@ -153,14 +154,14 @@ def test_half_precision_is_decoded_and_trained_in_float32(name: str, hyp: Hyp, d
 def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(
     name: str, hyp: Hyp, cuts: list[range], class_weights: Tensor | None
 ) -> None:
-    model = made(name).train()
+    model, targets = made(name).train(), TARGETS if class_weights is None else WEIGHTED
     criterion = model.head.criterion(LossSettings.of(hyp, imgsz=96, class_weights=class_weights))
     whole = [level.detach().requires_grad_() for level in model(images(4))]
-    loss, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
+    loss, parts = criterion(whole, criterion.assign(targets, 4, SIZE_HW))
     expected = torch.autograd.grad(loss, whole)
     assert parts.shape == (len(criterion.names),) and torch.isclose(parts.sum(), loss)
 
-    shares = shares_of(TARGETS, cuts)
+    shares = shares_of(targets, cuts)
     assignments = [criterion.assign(rows, len(cut), SIZE_HW) for rows, cut in zip(shares, cuts, strict=True)]
     counts = torch.stack([assignment.counts for assignment in assignments]).sum(0)
     slices = [[level.detach()[cut.start : cut.stop].requires_grad_() for level in whole] for cut in cuts]
@@ -182,14 +183,14 @@ def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(
 def test_validation_losses_depend_neither_on_batches_nor_on_ranks(
     name: str, hyp: Hyp, class_weights: Tensor | None
 ) -> None:
-    model = made(name).train()
+    model, targets = made(name).train(), TARGETS if class_weights is None else WEIGHTED
     criterion = model.head.criterion(LossSettings.of(hyp, imgsz=96, class_weights=class_weights))
     with torch.no_grad():
         whole = [level.detach() for level in model(images(4))]
-        _, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
+        _, parts = criterion(whole, criterion.assign(targets, 4, SIZE_HW))
     cuts = [range(2), range(2, 3), range(3, 4)]
     meters = [LossMeter(criterion), LossMeter(criterion), LossMeter(criterion)]
-    for meter, rows, cut in zip((meters[0], meters[1], meters[0]), shares_of(TARGETS, cuts), cuts, strict=True):
+    for meter, rows, cut in zip((meters[0], meters[1], meters[0]), shares_of(targets, cuts), cuts, strict=True):
         meter.update([level[cut.start : cut.stop] for level in whole], criterion.assign(rows, len(cut), SIZE_HW))
     assert meters[0].losses(meter.total() for meter in meters) == pytest.approx(parts.tolist(), rel=1e-5)
     assert meters[2].losses([meters[2].total()]) == (0.0,) * len(criterion.names)

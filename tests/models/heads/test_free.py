@@ -36,6 +36,7 @@ from tests.models.heads.free_oracle import (
     random_targets,
     raw_predictions,
 )
+from tests.models.heads.made_models import weighted
 
 
 @pytest.mark.parametrize("reg_max", [1, 16])
@@ -107,12 +108,21 @@ def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureF
     topk=st.integers(1, 13),
     pairs=st.sampled_from([1, 100, PAIRS]),
     class_weights=st.sampled_from([[], [0.5, 2.0, 1.0, 0.1, 3.0]]),
+    has_label_weights=st.booleans(),
 )
 def test_targets_loss_and_gradient_equal_the_dense_oracle(
-    count: int, batch: int, seed: int, reg_max: int, topk: int, pairs: int, class_weights: list[float]
+    count: int,
+    batch: int,
+    seed: int,
+    reg_max: int,
+    topk: int,
+    pairs: int,
+    class_weights: list[float],
+    has_label_weights: bool,
 ) -> None:
     hyp = dataclasses.replace(HYP, topk=topk)
     targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
+    targets = weighted(targets) if has_label_weights else targets
     weights = torch.tensor(class_weights) if class_weights else None
     criterion = AnchorFreeLoss(made_head(5, reg_max), LossSettings.of(hyp, class_weights=weights))
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)

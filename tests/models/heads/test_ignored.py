@@ -21,7 +21,7 @@ OBJECTS = [[0, 1, 10, 10, 40, 50], [0, 2, 50, 5, 90, 60], [1, 0, 3, 3, 20, 30]]
 
 
 def targets(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+    return torch.tensor(rows, dtype=torch.float32).reshape(len(rows), -1)
 
 
 def gradients(model: DetectionModel, raw: list[Tensor], rows: Tensor, unlabelled: Tensor | None = None) -> list[Tensor]:
@@ -60,6 +60,16 @@ def test_inside_a_region_all_gradients_are_zero_and_outside_nothing_changes(name
     ]
     # A head with anchors does not learn the cells beside the region's centre either, which would find it.
     assert all(int((difference > 0).sum()) <= 4 for difference in outside)
+
+
+@each_head
+def test_an_object_of_weight_1_is_an_object_and_one_of_weight_0_an_ignored_region(name: str) -> None:
+    model = made(name).train()
+    raw, (first, second, third) = model(images(3)), OBJECTS
+    one, zero = (gradients(model, raw, targets([*first, 1], [*second, w], [*third, 1])) for w in (1, 0))
+    assert all(map(torch.equal, one, gradients(model, raw, targets(*OBJECTS))))
+    region = gradients(model, raw, targets(first, [0, -1, *second[2:]], third))
+    torch.testing.assert_close(zero, region, rtol=1e-5, atol=1e-7)
 
 
 @each_head

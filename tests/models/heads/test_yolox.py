@@ -14,6 +14,7 @@ from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.grid import make_grid
 from tessera.models.heads.yolox import LARGEST_LOG, YoloxLoss
 from tests.models.heads.free_oracle import HYP, SHAPES_HW, SIZE_HW, STRIDES, cells_of, features, matched, random_targets
+from tests.models.heads.made_models import weighted
 from tests.models.heads.yolox_oracle import made_head, oracle_loss, oracle_targets, raw_predictions
 
 
@@ -46,15 +47,17 @@ def test_a_fresh_head_draws_boxes_of_four_strides_in_its_cells_at_the_odds_of_a_
     seed=st.integers(0, 10**6),
     nc=st.sampled_from([1, 5]),
     topk=st.integers(1, 13),
-    weighted=st.booleans(),
+    has_class_weights=st.booleans(),
+    has_label_weights=st.booleans(),
 )
 def test_targets_loss_and_gradient_equal_the_oracle(
-    count: int, batch: int, seed: int, nc: int, topk: int, weighted: bool
+    count: int, batch: int, seed: int, nc: int, topk: int, has_class_weights: bool, has_label_weights: bool
 ) -> None:
     hyp = dataclasses.replace(HYP, topk=topk, obj=0.7)
     targets, predictions = random_targets(count, batch, nc, seed), raw_predictions(batch, nc, seed)
-    class_weights = [0.5, 2.0, 1.0, 0.1, 3.0][:nc] if weighted else []
-    weights = torch.tensor(class_weights) if weighted else None
+    targets = weighted(targets) if has_label_weights else targets
+    class_weights = [0.5, 2.0, 1.0, 0.1, 3.0][:nc] if has_class_weights else []
+    weights = torch.tensor(class_weights) if has_class_weights else None
     criterion = YoloxLoss(made_head(nc), LossSettings.of(hyp, class_weights=weights))
     wanted = oracle_targets(predictions, targets, hyp, SIZE_HW)
     scores = {place: score for place, (_, score) in wanted.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from tessera.models.heads.yolox import DetectYOLOX
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
-from tests.models.heads.free_oracle import SIZE_HW, STRIDES, aligned_targets, cells_of
+from tests.models.heads.free_oracle import SIZE_HW, STRIDES, aligned_targets, cells_of, weight_of, weights_around
 
 CellTargets = dict[tuple[int, int], tuple[int, float]]  # (image, cell) to (row of the targets, target score)
 
@@ -37,21 +37,24 @@ def oracle_loss(
     offsets, objectness, logits = predictions
     class_weights = class_weights or [1.0] * logits.shape[2]
     _, strides = cells_of(size_hw)
-    found, wanted = decode(offsets, size_hw), targets[:, 2:].double()
+    found, wanted = decode(offsets, size_hw), targets[:, 2:6].double()
+    cell_weights = weights_around(targets, len(offsets), size_hw)
     box = cls = torch.zeros((), dtype=torch.float64)
     truth = torch.zeros(objectness.shape[:2], dtype=torch.float64)
     matches = oracle_targets(predictions, targets, hyp, size_hw)
     for (image, cell), (number, score) in matches.items():
         largest = max(other for row, other in matches.values() if row == number)
         truth[image, cell] = score / largest
+        cell_weights[image, cell] = weight_of(targets[number])
+        score *= weight_of(targets[number])
         corners = found[image, cell][None] / strides[cell], wanted[number][None] / strides[cell]
         box = box + score * (1 - complete_iou(*map(xyxy_to_cxcywh, corners))[0])
         for label, logit in enumerate(logits[image, cell].double()):
             wanted_class = logit.new_tensor(largest if label == int(targets[number, 1]) else 0)
             weight = class_weights[int(targets[number, 1])]
             cls = cls + score * weight * F.binary_cross_entropy_with_logits(logit, wanted_class)
-    obj = F.binary_cross_entropy_with_logits(objectness[..., 0].double(), truth, reduction="sum")
-    total = max(sum(score for _, score in matches.values()), 1)
+    obj = F.binary_cross_entropy_with_logits(objectness[..., 0].double(), truth, cell_weights, reduction="sum")
+    total = max(sum(score * weight_of(targets[number]) for number, score in matches.values()), 1)
     return torch.stack((hyp.box * box, hyp.obj * obj, hyp.cls * cls)) / total
 
 

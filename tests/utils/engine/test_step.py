@@ -128,15 +128,16 @@ def test_multi_scale_sizes(imgsz: int) -> None:
 @pytest.mark.parametrize("imgsz", [64, SizeHw(64, 128)])
 def test_images_and_boxes_take_the_size_of_their_batch(imgsz: ImageSize) -> None:
     run = made_run(load_hyp("hyp.scratch-low.yaml"), World(), imgsz=imgsz, batch_size=2, multi_scale=True)
-    boxes = torch.tensor([[0, 1, 8, 16, 24, 32.0]])
+    boxes = torch.tensor([[0, 1, 8, 16, 24, 32.0, 0.5]])
     sizes = set()
     for batch in range(8):
-        images, targets = scaled_batch(run, torch.rand(2, 3, *size_hw_of(imgsz)), boxes, 0, batch)
+        columns, images = 6 + batch % 2, torch.rand(2, 3, *size_hw_of(imgsz))  # with label weights 7
+        images, targets = scaled_batch(run, images, boxes[:, :columns], 0, batch)
         width = scaled_size(run.config.seed, 0, batch, run.longer_side, run.stride)
         height = width if imgsz == 64 else max(round(width / 64), 1) * 32  # the nearest to half
         assert images.shape == (2, 3, height, width)
-        scale = torch.tensor([width / run.longer_side, height / 64]).repeat(2)
-        assert torch.equal(targets[:, :2], boxes[:, :2]) and torch.allclose(targets[:, 2:], boxes[:, 2:] * scale)
+        scale = torch.tensor([1, 1, *[width / run.longer_side, height / 64] * 2, 1])
+        assert torch.allclose(targets, (boxes * scale)[:, :columns])
         sizes.add(width)
     assert len(sizes) > 1
 
