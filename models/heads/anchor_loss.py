@@ -115,8 +115,9 @@ def assign_targets(
         as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
         matching = as_objects.cells.split(list(as_objects.cells_per_level), 1)
         inside = region_cells(targets.regions, strides, batch_size, grids_hw)
-        known = np.zeros((1, 1), np.bool_) if unlabelled is None else unlabelled.numpy()
-        of_cell, unions = sets_of_cells(targets.unlabelled, known, strides, batch_size, grids_hw)
+        none = np.zeros((1, 1), np.bool_)
+        own_sets = none if unlabelled is None else unlabelled.numpy()
+        of_cell, unions = sets_of_cells(targets.unlabelled, own_sets, strides, batch_size, grids_hw)
         rows = []
         for mask, own, would, used in zip(
             inside, of_cell, matching, cells.split(list(cells_per_level), 1), strict=True
@@ -203,6 +204,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     """
 
     names = ("box", "obj", "cls")
+    takes_teacher = True
 
     def __init__(self, head: Detect, settings: LossSettings) -> None:
         """Prepare the loss of a head; later changes of its anchors are followed. Class targets are 1 - ε/2 and ε/2."""
@@ -243,6 +245,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
 
         `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
         """
+        assert [level[0, ..., 0].numel() for level in predictions] == list(assignment.rows_per_level)
         cells_per_level, positives_per_level = list(assignment.cells_per_level), list(assignment.positives_per_level)
         cells = assignment.cells.split(cells_per_level, dim=1)
         # In float32 from here on; autocast lowers none of the operations below.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class Assignment:
     # bool, of all predictions of the batch: those in an ignored region that have no loss; None without regions.
     ignored: Tensor | None = field(default=None, kw_only=True)
     # Classes without labels: the set of each prediction, int64 in the shape of `ignored`, as row of sets, bool (S, C),
-    # whose first is empty; None if there are none.
+    # whose first is empty; None if there are none. AnchorLoss has -1 for ignored regions.
     set_of_row: Tensor | None = field(default=None, kw_only=True)
     unlabelled_sets: Tensor | None = field(default=None, kw_only=True)
     # Factors of the losses of predictions that the device does not assign, in the shape of `ignored`; None = 1.
@@ -137,6 +137,7 @@ A = TypeVar("A", bound=Assignment)
 class Criterion(ABC, Generic[A]):
     """Loss of a head."""
 
+    takes_teacher: ClassVar[bool] = False  # whether `Assignment.taught` has an effect
     names: tuple[str, ...]  # of the losses, such as ("box", "obj", "cls"), for results.csv and the progress bar
     class_weights: Tensor | None  # float32 (C,), factor of the class loss of positive cells, on their device; None = 1
 

@@ -281,6 +281,8 @@ class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
     objects. The losses of several sets of branches are added.
     """
 
+    takes_teacher = True
+
     def __init__(self, head: Head, settings: LossSettings, gains: Mapping[str, float], widths: Sequence[int]) -> None:
         """Prepare the loss of a head.
 

@@ -160,6 +160,8 @@ def test_an_epoch_of_trained_weights_differs_in_the_last_digit_alone(shared: Pat
         assert outcome.code == 0, outcome.said
         found[ranks] = torch.load(out, weights_only=True)
     ties = ties_decided_otherwise(found[1]["pools"], found[2]["pools"], steps)
+    if ties[0]:
+        pytest.skip("on this machine rounding decides a tie in a max-pool in the first step")
     limits = [LIMIT if any(ties[: step + 1]) else LIMIT_TRAINED for step in range(steps)]
     print(f"ties by step {ties}; {compare(found[1], found[2], limits)}")
 

@@ -129,7 +129,7 @@ def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRu
         precision = choose_precision(recipe.config.amp, world, model, images)
         criterion = _criterion(recipe, model, world)
         config, train = recipe.config, recipe.data.train
-        teacher = choose_teacher(config.teacher, config.weights, known, train, world)
+        teacher = choose_teacher(config.teacher, config.weights, known, train, criterion, world)
         world.run_on_main(lambda: require_outside(folder / "weights", [split_teacher(teacher)[0]]))
         teach = open_teacher(teacher, train, model.head, world, precision.dtype)
         batch_size = _batch_size(recipe, model, criterion, precision, teach, world)
@@ -156,12 +156,6 @@ def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[De
 
 
 def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion[Any]:
-    sets = recipe.data.images.set_of_image
-    if model.head.has_objectness and len(sets) and sets.min() >= 0:
-        log.warning(
-            "train: every image labels some classes only, so nothing teaches the objectness of this model: use a model "
-            "without objectness such as tessera-n."
-        )
     by_class = class_weights(recipe.hyp, recipe.data.images)
     by_class = None if by_class is None else by_class.to(world.device)
     smoothing, longest = recipe.config.label_smoothing, max(size_hw_of(recipe.imgsz))

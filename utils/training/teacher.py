@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.data.labels.classes import has_placeholder_names, match_classes
-from tessera.models.heads.criterion import A, Taught
+from tessera.models.heads.criterion import A, Criterion, Taught
 from tessera.models.heads.head import Head
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights, resolve_weights
 from tessera.utils.config import AUTO, NO_TEACHER, split_teacher
@@ -24,7 +25,7 @@ from tessera.utils.evaluation.network import Network, network_of_weights
 from tessera.utils.files import user_path
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, shown
-from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF
+from tessera.utils.thresholds import DEFAULT_CONF, class_thresholds
 from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,9 @@ class Teacher:
         self._network, self._head = network, head
         numbers = torch.tensor(match_classes(network.names, names), device=network.accelerator.device)
         self._known, self._columns = numbers >= 0, numbers.clamp(min=0)
-        best = torch.tensor(network.class_confidences or [DEFAULT_CONF] * network.nc, dtype=torch.float32)
-        odds = best.clamp(LOWEST_CONF, DEFAULT_CONF).logit().neg().exp() * DEFAULT_CONF / (1 - DEFAULT_CONF)
+        found = network.class_confidences or (DEFAULT_CONF,) * network.nc
+        best = torch.tensor(class_thresholds(found, DEFAULT_CONF), dtype=torch.float32)
+        odds = best.clamp(max=DEFAULT_CONF).logit().neg().exp() * DEFAULT_CONF / (1 - DEFAULT_CONF)
         self._odds = odds.to(numbers.device)[self._columns]  # (C,), factors of the odds of a score, at least 1
 
     @torch.no_grad()
@@ -86,7 +88,9 @@ class Teacher:
         return torch.cat(levels, 1)
 
 
-def choose_teacher(given: str, weights: str, known: Sequence[str], index: DatasetIndex, world: World) -> str:
+def choose_teacher(
+    given: str, weights: str, known: Sequence[str], index: DatasetIndex, criterion: Criterion[Any], world: World
+) -> str:
     """Return `--teacher` as an absolute path or published name with the digest of its file; NO_TEACHER without one.
 
     Every rank calls this.
@@ -95,13 +99,14 @@ def choose_teacher(given: str, weights: str, known: Sequence[str], index: Datase
         given: the flag; of a resumed run with the digest, which must still be that of the file.
         weights, known: initial weights of the run and their classes, which "auto" stands for.
         index: training images.
+        criterion: of the model.
 
     Raises:
         UserError: no such file, another one than at the start, or nothing for it to teach.
     """
     if given == AUTO:
         named = not (has_placeholder_names(known) or has_placeholder_names(index.names))
-        given = weights if named and _taught(index, known) else NO_TEACHER
+        given = weights if named and criterion.takes_teacher and _taught(index, known) else NO_TEACHER
     if given == NO_TEACHER:
         objects = np.bincount(index.classes, minlength=len(index.names))
         untaught = [shown(own) for own in _taught(index, index.names) if not objects[index.names.index(own)]]
@@ -115,6 +120,11 @@ def choose_teacher(given: str, weights: str, known: Sequence[str], index: Datase
         raise ConfigError(
             f"--teacher {name}: all images label all classes, so that it has nothing to teach. Name the labelled "
             "classes in the dataset YAML (`labelled`), or omit the flag."
+        )
+    if not criterion.takes_teacher:
+        raise ConfigError(
+            f"--teacher {name}: the loss of this model's head takes no teacher. Let it read `taught` of its assignment "
+            "and set `takes_teacher`, or give --teacher none."
         )
     path = user_path(name, "--teacher")
     name = str(path.absolute()) if path.is_file() else name
@@ -138,6 +148,11 @@ def open_teacher(
         UserError: it is of other strides, or knows no class that some image does not label.
     """
     if chosen == NO_TEACHER:
+        if head.has_objectness and index.set_of_image.min(initial=0) >= 0 and len(index.set_of_image):
+            log.warning(
+                "train: every image labels some classes only, so nothing teaches the objectness of this model: give a "
+                "--teacher, or use a model without objectness such as tessera-n."
+            )
         return no_teacher
     name, _ = split_teacher(chosen)
     with _as_teacher():

@@ -58,6 +58,19 @@ def test_the_gradient_is_cut_to_the_norm_that_the_hyperparameters_say() -> None:
     assert norms[:2] == pytest.approx([0.01, 0.02], rel=1e-3) and 0.1 < norms[2] < 1e6
 
 
+def test_counts_of_the_teacher_are_in_the_sum_of_all_ranks() -> None:
+    """Of box and class loss, which are means over positives; objectness has all predictions."""
+
+    def teach(assignment: Any, batch: Batch, images: Tensor) -> Any:
+        positives = torch.tensor([2.0, 1.0])
+        return dataclasses.replace(assignment, counts=assignment.counts * positives)
+
+    alone, taught = Trainer(cfg=TINY), Trainer(cfg=TINY)
+    step = TrainStep(taught.model, taught.state, taught.criterion, taught.context, teach=teach)
+    expected, found = (one([made_batch(0)], 1).losses for one in (alone.step, step))
+    torch.testing.assert_close(found, expected * torch.tensor([0.5, 1, 0.5]))
+
+
 BATCH, WINDOW = 16, 4
 
 

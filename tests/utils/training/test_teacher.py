@@ -46,6 +46,7 @@ def test_classes_go_by_name_and_scores_to_the_predictions_of_their_cells(student
     world = World()
     model = DetectionModel(teacher_cfg, names=("dog", "bird", "cat")).eval()
     network = network_of(fused_copy(model, world.accelerator), 96, world.accelerator)
+    network = dataclasses.replace(network, class_confidences=(0.4, 0.3, 0.1))  # .1 becomes .25, by factor 3 of the odds
     head = made(student_head, nc=2).head
     teacher = Teacher(network, ("cat", "cow"), head)
     pixels, criterion = images(2), head.criterion(SETTINGS)
@@ -66,6 +67,7 @@ def test_classes_go_by_name_and_scores_to_the_predictions_of_their_cells(student
         for number, row in enumerate(decoded[first : first + each * count].tolist()):
             anchor, cell = divmod(number, count)
             score = row[-1] * (row[4] if network.has_objectness else 1)
+            score = 3 * score / (1 + 2 * score)
             if each != head.rows_per_cell:
                 shapes = [(1.0, 1.0)] if head.priors is None else (head.priors[level] * stride).tolist()
                 ratios = [max(row[2] / w, w / row[2], row[3] / h, h / row[3]) for w, h in shapes]
@@ -198,8 +200,10 @@ def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = tmp_path / "old.pt"
     file.write_bytes(b"weights")
 
+    free = made("DetectFree").head.criterion(SETTINGS)
+
     def choose(given: str, known: tuple[str, ...] = NAMES, of: DatasetIndex = index) -> str:
-        return choose_teacher(given, str(file), known, of, world)
+        return choose_teacher(given, str(file), known, of, free, world)
 
     chosen = choose(AUTO)
     assert chosen.startswith(f"{file}#") and choose(str(file)) == chosen == choose(chosen)
@@ -207,6 +211,11 @@ def test_the_choice_of_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert choose("old.pt") == chosen, "whatever the working directory of a resume"
     assert choose(AUTO, known=("square",)) == NO_TEACHER, "which is labelled everywhere"
     assert choose(AUTO, of=plain) == choose(NO_TEACHER) == NO_TEACHER
+    with monkeypatch.context() as own:
+        own.setattr(type(free), "takes_teacher", False)
+        assert choose(AUTO) == NO_TEACHER
+        with pytest.raises(UserError, match="the loss of this model's head takes no teacher"):
+            choose(str(file))
     with pytest.raises(UserError, match=r"--teacher nothing.pt: no such file"):
         choose("nothing.pt")
     with pytest.raises(UserError, match="all images label all classes"):
