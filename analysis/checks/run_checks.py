@@ -248,7 +248,8 @@ def weighted_labels(part: SplitData) -> list[str]:
     """Return a summary of the objects that `label_weights` weighs; [] without any."""
     weights = part.scanned.weights
     less = fraction_text(int((weights < 1).sum()), len(weights), "object")
-    return [f"{part.split}: {less} below weight 1; all count as {weights.sum():,.1f}"] if len(weights) else []
+    text = f"{part.split}: {less} have a weight below 1; all together count as {weights.sum():,.1f}"
+    return [text] if len(weights) else []
 
 
 def counts_of(part: SplitData) -> SplitCounts:

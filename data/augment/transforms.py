@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
@@ -80,14 +81,14 @@ def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc
     if own.stage == STAGES[0]:  # as loaded: memory of the cache and of the index, of any size
         sample = Sample(sample.image.copy(), sample.boxes_xyxy, sample.classes.copy(), sample.segments, sample.weights)
     out, least = sample.image, int(sample.classes.min(initial=-1))
-    is_weighted = bool((sample.all_weights() < 1).any())
+    weights = sample.weights
     try:
         found = own.function(sample, rng)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = one_line(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"{FLAG} {own.name}: it raised {text} ({place.filename}:{place.lineno}).") from error
-    if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, (least, nc), is_weighted):
+    if wrong := _mistake(found, None if own.stage == STAGES[0] else out.shape, (least, nc), weights):
         raise UserError(f"{FLAG} {own.name}: it returned {wrong}.")
     if own.stage != STAGES[0] and found.image is not out:
         np.copyto(out, found.image)  # a row of the batch
@@ -95,24 +96,34 @@ def _transformed(own: OwnTransform, sample: Sample, rng: np.random.Generator, nc
     boxes = clip_boxes(found.boxes_xyxy, found.image.shape[:2])
     keep = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     segments = [part for part, kept in zip(found.segments, keep.tolist(), strict=False) if kept]
-    weights = found.all_weights()[keep] if is_weighted else None
+    weights = found.weights[keep] if found.weights is not None and _has_weights(found, weights) else None
     return Sample(found.image, boxes[keep], found.classes[keep], segments, weights)
 
 
-def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, int], is_weighted: bool) -> str:
+def _has_weights(found: Sample, given: NDArray[np.float32] | None) -> bool:
+    """Return whether weights of a transform's result count: it set them, or some that were `given` are below 1."""
+    is_set = found.weights is not None and found.weights is not given
+    return is_set or (given is not None and bool((given < 1).any()))
+
+
+def _mistake(
+    found: object, shape: tuple[int, ...] | None, classes: tuple[int, int], weights: NDArray[np.float32] | None
+) -> str:
     """Return what is wrong with a transform's result, and what is expected; "" if nothing is.
 
-    `classes` are the least class, and the number of those from 0 on.
+    `classes` are the least class, and the number of those from 0 on; `weights` those that were given.
     """
     least, nc = classes
     if not isinstance(found, Sample):
         return f"{type(found).__name__}, expected the Sample"
     count = len(found.classes) if isinstance(found.classes, np.ndarray) else 0
-    arrays = (
+    arrays: list[tuple[str, type, tuple[Any, ...]]] = [
         ("image", np.uint8, shape or ("H", "W", 3)),
         ("classes", np.int32, (count,)),
         ("boxes_xyxy", np.float32, (count, 4)),
-    )
+    ]
+    if _has_weights(found, weights):
+        arrays.append(("weights", np.float32, (count,)))
     for name, dtype, wanted in arrays:
         value = getattr(found, name)
         expected = f"{name}: expected {np.dtype(dtype)} {wanted}".replace("'", "")
@@ -130,8 +141,8 @@ def _mistake(found: object, shape: tuple[int, ...] | None, classes: tuple[int, i
     if count and not (found.classes.min() >= least and found.classes.max() < nc):
         regions = "-1 = ignored" if least == -1 else f"-1 = ignored, or {least} to -2 of the regions as given"
         return f"the classes {found.classes.min()} to {found.classes.max()}, expected 0 to {nc - 1}, or {regions}"
-    if is_weighted and (found.weights is None or len(found.weights) != count):
-        return f"no `weights` of its {count} objects, expected those of the sample, one for each, as labels have scores"
+    if _has_weights(found, weights) and not np.all((found.all_weights() >= 0) & (found.all_weights() <= 1)):
+        return "weights outside of 0 to 1"
     if found.segments and len(found.segments) != count:
         return f"{len(found.segments)} segments for {count} objects, expected one for each, or []"
     return ""

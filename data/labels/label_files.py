@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from tessera.data.labels.voc import parse_voc
 from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, parse_labels
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
-from tessera.utils.files import open_plain, suffix_of
+from tessera.utils.files import open_plain, sha256, suffix_of
 from tessera.utils.text import first_of, one_line, plural, shown
 
 UNBOUNDED = 1 << 24  # pixels, larger than any box; float64 fractions of it still resolve a pixel
@@ -41,11 +41,12 @@ class AutoLabel:
 
 
 def auto_labels(files: Collection[str], root: str, wrong: list[str]) -> dict[str, AutoLabel]:
-    """Return the last record of each of the label files in the lists `auto_labels*.jsonl`, those of several runs.
+    """Return the record of each of the label files in the lists `auto_labels*.jsonl`, those of several runs.
 
     Lists are in the folders of the files, and above up to `root`. One line describes the run and its classes. One line
     for each label file has its path below the folder, the digest of its content and the score of each row. A file whose
-    digest differs has been edited since. Messages on bad lines are appended to `wrong`.
+    digest differs has been edited since. Of several records that of the content counts. Messages on bad lines are
+    appended to `wrong`.
     """
     own = {os.path.dirname(file) for file in files}
     above = {str(parent) for folder in own for parent in Path(folder).parents}
@@ -68,14 +69,18 @@ def auto_labels(files: Collection[str], root: str, wrong: list[str]) -> dict[str
                     scores = tuple(map(float, entry["scores"]))
                     if not all(0 <= score <= 1 for score in scores):
                         raise ValueError
-                    found[str(path.parent / entry["labels"])] = AutoLabel(weights, names, str(entry["sha256"]), scores)
+                    at = str(path.parent / entry["labels"])
+                    label = AutoLabel(weights, names, str(entry["sha256"]), scores)
+                    is_first = at in files and at not in found
+                    if is_first or (at in found and os.path.isfile(at) and sha256(Path(at)) == label.sha256):
+                        found[at] = label
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 text = shown(line.decode(errors="replace").strip())
                 wrong.append(
                     f"{path}:{number}: found {text}, expected a line as --auto-label writes it; the line is ignored. "
                     "Remove it, or write the labels again."
                 )
-    return {path: label for path, label in found.items() if path in files}
+    return found
 
 
 class AnyClassName(dict[str, int]):

@@ -92,8 +92,8 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
     scanned = Scan(*merged)._replace(unlabelled_sets=sets, set_of_image=set_of_image)
     if len(scanned.weights) and scanned.weights.min() == 1:
         scanned.problems.append(
-            "train: label_weights: no object has a score below 1, so all count fully. Scores are read from `score` of "
-            f"COCO annotations, and from {AUTO_LABELS} beside label files that are unchanged since"
+            "train: label_weights: no object has a score below 1, so all count fully. Remove the key, or give scores: "
+            f"`score` of COCO annotations, or {AUTO_LABELS} beside label files, unchanged since, or above up to `path`"
         )
     return scanned
 

@@ -73,11 +73,17 @@ class AnchorAssignment(Assignment):
         rows, sets = self.set_of_row.clamp(min=0), self.unlabelled_sets
         known = sets.any(1) & (sets <= taught.known).all(1)
         scores = taught.probabilities * (sets & known[:, None])[rows]
-        weights = _of_any(scores).square().sum((0, 2)).split(self.rows_per_level)
-        counts = self.counts + F.pad(torch.stack([level.sum() for level in weights])[:, None], (0, 1))
-        return replace(
-            self, counts=counts, ignored=self.ignored & ~known[rows], taught=taught._replace(probabilities=scores)
-        )
+        found = replace(self, ignored=self.ignored & ~known[rows], taught=taught._replace(probabilities=scores))
+        positives = torch.stack([level.sum() for level in found.taught_weights()])
+        return replace(found, counts=self.counts + F.pad(positives[:, None], (0, 1)))
+
+    def taught_weights(self) -> tuple[Tensor, ...]:
+        """Return the weights of the teacher's boxes and classes, (B, rows, 1) of each level."""
+        assert self.taught is not None
+        weights = _of_any(self.taught.probabilities).square()
+        if self.row_weights is not None:
+            weights = weights * self.row_weights[..., None]
+        return weights.split(self.rows_per_level, 1)
 
 
 def assign_targets(
@@ -284,17 +290,17 @@ class AnchorLoss(Criterion[AnchorAssignment]):
             per_positive = torch.zeros_like(iou)
         cls = [part.sum() for part in (per_positive * weights).split(positives_per_level)]
         if assignment.taught is not None:
-            levels = zip(predictions, taught, assignment.taught.boxes.split(rows_per_level, 1), strict=True)
-            for level, (prediction, scores, wanted) in enumerate(levels):
-                q = _of_any(scores)
+            boxes = assignment.taught.boxes.split(rows_per_level, 1)
+            levels = zip(predictions, taught, boxes, assignment.taught_weights(), strict=True)
+            for level, (prediction, scores, wanted, weight) in enumerate(levels):
                 own = self._head.decode_level(level, prediction[..., :OBJECTNESS])
                 distance = 1 - complete_iou(own.flatten(0, 1), wanted.flatten(0, 1))
-                box[level] = box[level] + (distance * q.square().flatten()).sum()
+                box[level] = box[level] + (distance * weight.flatten()).sum()
                 if self.nc > 1:
                     logits = prediction[..., OBJECTNESS + 1 :].float().flatten(1, 3)
-                    truth = scores / q.clamp(min=torch.finfo(torch.float32).tiny)
+                    truth = scores / _of_any(scores).clamp(min=torch.finfo(torch.float32).tiny)
                     losses = self._binary_loss(logits, truth, self._settings.cls_pw)
-                    cls[level] = cls[level] + (losses * q.square()).sum()
+                    cls[level] = cls[level] + (losses * weight).sum()
         return torch.stack((torch.stack(box), torch.stack(obj), torch.stack(cls)), 1)
 
     def totals(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:

@@ -85,16 +85,21 @@ class Targets(NamedTuple):
 
 
 def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
-    """Return the targets of a batch as arrays, after checking images and classes."""
+    """Return the targets of a batch as arrays, after checking images and classes.
+
+    Objects with weights are sorted by these: where the last one of a prediction counts, it is the surest.
+    """
     assert targets.ndim == 2 and targets.shape[1] in (6, 7), targets.shape
     rows = targets.detach().numpy().astype(np.float32, copy=False)
-    rows, weights = rows[:, :6], rows[:, 6] if rows.shape[1] == 7 else None
+    weights = None
+    if rows.shape[1] == 7:
+        rows = rows[rows[:, 6].argsort(kind="stable")]
+        rows, weights = rows[:, :6], rows[rows[:, 1] >= 0, 6]
     if len(rows):
         assert rows[:, 0].min() >= 0 and rows[:, 0].max() < batch_size, "image outside the batch"
         assert rows[:, 1].max() < nc, f"class outside the head's {nc}"
     if not (rows[:, 1] < 0).any():
         return Targets(rows, rows[:0], rows[:0], weights)
-    weights = None if weights is None else weights[rows[:, 1] >= 0]
     return Targets(rows[rows[:, 1] >= 0], rows[rows[:, 1] == -1], rows[rows[:, 1] < -1], weights)
 
 
@@ -121,7 +126,7 @@ class Assignment:
     # whose first is empty; None if there are none. AnchorLoss has -1 for ignored regions.
     set_of_row: Tensor | None = field(default=None, kw_only=True)
     unlabelled_sets: Tensor | None = field(default=None, kw_only=True)
-    # Factors of the losses of predictions that the device does not assign, in the shape of `ignored`; None = 1.
+    # Factors of the losses of predictions, in the shape of `ignored`, except those that the device assigns; None = 1.
     row_weights: Tensor | None = field(default=None, kw_only=True)
     # What a teacher predicts, for classes without labels; None without a teacher.
     taught: Taught | None = field(default=None, kw_only=True)

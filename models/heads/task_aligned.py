@@ -409,7 +409,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         if ignored is not None:
             losses.masked_fill_(ignored, 0)
         if weights is not None:
-            losses, targets = losses * weights, targets * weights[cells, 0]
+            losses, targets = losses.mul_(weights), targets * weights[cells, 0]
         return losses.sum() - (logits[cells, classes].float() * targets).sum()
 
     @staticmethod
@@ -452,5 +452,8 @@ def _units(assigned: Sequence[Assigned]) -> Tensor:
     for _, slots in assigned:
         units.append((slots.weights * UNIT).round().long().sum())
         if slots.taught is not None:
-            units[-1] += (slots.taught.square() * UNIT).round().long().sum()
+            squares = slots.taught.square()
+            if slots.cell_weights is not None:
+                squares *= slots.cell_weights
+            units[-1] += (squares * UNIT).round().long().sum()
     return torch.stack(units)

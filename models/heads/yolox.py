@@ -170,6 +170,8 @@ class YoloxLoss(TaskAlignedLoss):
             # Where the teacher predicts an object, its classes relative to the most probable one.
             truth = slots.taught / taught.clamp(min=torch.finfo(torch.float32).tiny)
             weights = taught * ~ignored
+            if slots.cell_weights is not None:
+                weights = weights * slots.cell_weights
             cls = cls + F.binary_cross_entropy_with_logits(logits.float(), truth, weights, reduction="sum")
         return box, obj, cls
 

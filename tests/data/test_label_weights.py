@@ -41,7 +41,7 @@ def test_unchanged_auto_labels_of_train_have_their_scores_as_weights(yaml: Path)
     index, val = build(yaml), build(yaml, "val")
     assert index.label_weights.tolist() == [np.float32(0.9), 0.25, 1, 1] and not len(val.label_weights)
     assert same(build(yaml), index), "from the cache"
-    assert "train: 2 of 4 objects (50 %) below weight 1; all count as 3.2" in check(yaml).facts
+    assert "train: 2 of 4 objects (50 %) have a weight below 1; all together count as 3.2" in check(yaml).facts
     path = write_list(yaml.parent / "pets" / "labels" / "train", {"a.txt": [0.9, 0.8]})
     again = build(yaml)
     assert again.label_weights.tolist() == [np.float32(0.9), 1, 1, 1], "1 without a score"
@@ -140,5 +140,11 @@ def test_a_transform_that_loses_the_weights_is_refused() -> None:
     sample = Sample(np.zeros((64, 64, 3), np.uint8), box, zero, weights=np.ones(1, np.float32))
     assert apply(END, sample).all_weights() == 1
     sample.weights = np.zeros(1, np.float32)
-    with pytest.raises(UserError, match="--transforms m:f: it returned no `weights` of its 1 objects"):
+    with pytest.raises(UserError, match=r"--transforms m:f: it returned NoneType as weights: expected float32 \(1,\)"):
         apply(END, sample)
+    for weights, message in (([0.5], "list as weights"), (np.array([np.nan], np.float32), "weights outside of 0 to 1")):
+        own = OwnTransform(
+            "m:f", END, lambda sample, rng, weights=weights: dataclasses.replace(sample, weights=weights)
+        )
+        with pytest.raises(UserError, match=message):
+            transforms_of([own], 0, Draw(0, 0, 0, (64, 64)), 3)(END, sample)

@@ -129,6 +129,8 @@ def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> N
         output = AutoLabelFiles(tmp_path, run, ["car"])
         output.add(result_of(FRAME), FRAME, PurePath(place))
         output.close()
+    stale = {"labels": "b.txt", "sha256": "0", "scores": [0.1]}
+    (tmp_path / "cam" / "auto_labels.jsonl").write_text(json.dumps(stale))
     wrong = list[str]()
     files = [str(tmp_path / name) for name in ("a.txt", "cam/b.txt")]
     found = auto_labels(files, str(tmp_path), wrong)

@@ -70,6 +70,12 @@ def test_an_object_of_weight_1_is_an_object_and_one_of_weight_0_an_ignored_regio
     assert all(map(torch.equal, one, gradients(model, raw, targets(*OBJECTS))))
     region = gradients(model, raw, targets(first, [0, -1, *second[2:]], third))
     torch.testing.assert_close(zero, region, rtol=1e-5, atol=1e-7)
+    near = [first[0], 3 - first[1], first[2] + 1, *first[3:], 0]  # of the same predictions
+    region = gradients(model, raw, targets(*OBJECTS, [near[0], -1, *near[2:6]]))
+    orders = ([near, [*first, 1]], [[*first, 1], near])
+    for objects in orders:
+        found = gradients(model, raw, targets(*objects, [*second, 1], [*third, 1]))
+        torch.testing.assert_close(found, region, rtol=1e-5, atol=1e-7)
 
 
 @each_head

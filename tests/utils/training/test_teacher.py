@@ -154,6 +154,18 @@ def test_objectness_is_taught_by_the_best_class() -> None:
     assert not partly[1][1, free].any()
 
 
+@pytest.mark.parametrize("name", ["Detect", "DetectFree", "DetectYOLOX", "DetectYOLOv9"])
+def test_an_object_of_weight_0_is_an_ignored_region_for_the_teacher_too(name: str) -> None:
+    model = made(name).train()
+    raw = model(images(2))
+    cells = sum(model.head.rows_per_level(SIZE_HW))
+    taught = taught_of(torch.rand(2, cells, 4, generator=torch.Generator().manual_seed(0)))
+    region = gradients(model, raw, taught, [*OBJECTS, REGION, [1.0, -1, 30, 20, 80, 60]])
+    weighted = [[*row, 1.0] for row in (*OBJECTS, REGION)]
+    found = gradients(model, raw, taught, [*weighted, [1.0, 0, 30, 20, 80, 60, 0]])
+    torch.testing.assert_close(found, region, rtol=1e-4, atol=1e-7)
+
+
 def test_anchors_are_taught_objectness_and_classes() -> None:
     """Of levels, with the squares of the scores among the positives; not in ignored regions or at unknown classes."""
     model = made("Detect").train()
