@@ -105,8 +105,9 @@ def weights_of_cells(
 ) -> list[NDArray[np.float32]]:
     """Return the least of the weights (R,) of regions around each cell, as in `region_cells`, else 1."""
     levels, less = [np.ones((batch_size, *grid_hw), np.float32) for grid_hw in grids_hw], weights < 1
+    weights = weights[less]
     for number, part in _parts(levels, regions[less], strides):
-        np.minimum(part, weights[less][number], out=part)
+        np.minimum(part, weights[number], out=part)
     return levels
 
 
