@@ -269,7 +269,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         taught = () if assignment.taught is None else assignment.taught.probabilities.split(rows_per_level, 1)
         background = [_of_any(part) for part in taught] or [torch.zeros_like(level) for level in objectness]
         dense = [
-            self._binary_loss(logits, q.view_as(logits).index_put_(at.unbind(0), values), self._settings.obj_pw)
+            self._binary_loss(logits, _put(q.view_as(logits), at, values), self._settings.obj_pw)
             for logits, q, at, values in zip(objectness, background, cells, quality, strict=True)
         ]
         if assignment.ignored is not None:
@@ -370,6 +370,14 @@ def _of_any(scores: Tensor) -> Tensor:
     return scores.sum(2, keepdim=True).clamp(max=1)
 
 
+def _put(into: Tensor, cells: Tensor, values: Tensor) -> Tensor:
+    """Write values (U, …) at cells (4, U), in place.
+
+    Without the check of the indices, for which the host would wait on CUDA under torch.use_deterministic_algorithms.
+    """
+    return torch._index_put_impl_(into, cells.unbind(0), values, unsafe=True)
+
+
 class _TakeCells(torch.autograd.Function):
     """Objectness everywhere, and all outputs of some distinct cells, as float32.
 
@@ -392,6 +400,6 @@ class _TakeCells(torch.autograd.Function):
         """Return the gradient of the prediction, in its dtype and memory layout."""
         (cells,) = ctx.saved_tensors
         grad = torch.zeros_like(ctx.layout, device=cells.device)
-        grad[cells.unbind(0)] = grad_rows.to(grad.dtype)
+        _put(grad, cells, grad_rows.to(grad.dtype))
         grad[..., OBJECTNESS] += grad_objectness
         return grad, None

@@ -88,14 +88,18 @@ def test_every_model_trains_and_predicts(device: FakeCuda, name: str, dtype: tor
 def test_a_step_waits_for_nothing(
     device: FakeCuda, head: str, dtype: torch.dtype, optimizer: str, multi_scale: bool
 ) -> None:
-    """With class weights, ignored regions, the focal loss, two batches a step, and batches without objects."""
+    """With class weights, ignored regions, the focal loss, two batches a step, and batches without objects.
+
+    Once with deterministic kernels.
+    """
     trainer = Trainer(device, dtype, optimizer, HEADS[head], fl_gamma=1.5, obj_pw=2.0, cls_pw=2.0)
     weights = device.send(torch.tensor([0.5, 2.0]))
     criterion = trainer.model.head.criterion(LossSettings.of(trainer.context.hyp, imgsz=SIZE, class_weights=weights))
     context = replace(trainer.context, config=replace(trainer.context.config, multi_scale=multi_scale))
     trainer.step = TrainStep(trainer.model, trainer.state, criterion, context)
-    step(device, trainer)
-    step(device, trainer, TARGETS, TARGETS[:0])
+    with device.deterministic_kernels(multi_scale):
+        step(device, trainer)
+        step(device, trainer, TARGETS, TARGETS[:0])
     slots = [value for state in trainer.state.optimizer.state.values() for value in state.values()]
     average = trainer.state.ema.model.state_dict().values()
     assert {tensor.device for tensor in (*slots, *average)} == {device.device}

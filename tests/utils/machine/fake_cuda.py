@@ -35,6 +35,9 @@ KERNELS: dict[Any, Callable[..., Any]] = {  # shapes that torch does not know it
 }
 
 
+SORTED = {aten.index_put_.default, aten.scatter_.src, aten.scatter_add_.default}  # to be deterministic or to accumulate
+
+
 class FakeCuda(TensorMemory, Cuda):
     """The device, inside the context."""
 
@@ -146,7 +149,7 @@ class _Operations(TorchDispatchMode):
                     )
         elif any(tensor.device.type == "cpu" and tensor.dim() for tensor in tensors):
             raise RuntimeError(f"{func} of the device takes a tensor of the host")
-        elif func is aten.index_put_.default and args[3:] == (True,):
+        elif func in SORTED and (torch.are_deterministic_algorithms_enabled() or args[3:] == (True,)):
             self._device.wait("for the largest index")
         result = KERNELS.get(func, func)(*args, **kwargs)
         if func is aten._to_copy.default and not isinstance(args[0], FakeTensor):
