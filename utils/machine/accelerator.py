@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.utils.environment import Launch, configure_libraries, make_cublas_deterministic
@@ -26,6 +27,8 @@ from tessera.utils.text import gib, plural
 from tessera.utils.types import Batch
 
 T = TypeVar("T")
+
+_ALIGNMENT = 16  # bytes that a kernel may read at once
 
 # Messages of NCCL, cuBLAS and cuDNN; older cuDNN reports that no kernel has a workspace that fits.
 _OUT_OF_MEMORY = (
@@ -240,15 +243,15 @@ class Accelerator:
         """Return a tensor, or a dataclass with its tensors, on the device, without blocking the host."""
         if isinstance(value, Tensor):
             return self._send(value)  # type: ignore[return-value]
-        moved: Any = {
-            field.name: self._send(found)
-            for field in dataclasses.fields(value)  # type: ignore[arg-type]
-            if isinstance(found := getattr(value, field.name), Tensor)
-        }
-        return dataclasses.replace(value, **moved)  # type: ignore[type-var]
+        names = [field.name for field in dataclasses.fields(value)]  # type: ignore[arg-type]
+        tensors = {name: found for name in names if isinstance(found := getattr(value, name), Tensor)}
+        return dataclasses.replace(value, **self._send_all(tensors))  # type: ignore[type-var]
 
     def _send(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
+
+    def _send_all(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        return {name: self._send(tensor) for name, tensor in tensors.items()}
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to copy `tensor` to the host; the returned function waits for the copy and returns it."""
@@ -414,6 +417,15 @@ class Cuda(Accelerator):
         # A copy from pageable memory would block the host.
         pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
         return pinned.to(self.device, non_blocking=True)
+
+    def _send_all(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Copy the tensors of the host in one buffer: small ones take the time of as many copies."""
+        hosted = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+        flat = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in hosted.values()]
+        parts = [F.pad(t.view(torch.uint8), (0, -t.nbytes % _ALIGNMENT)) for t in flat]
+        sent = self._send(torch.cat(parts)).split([len(part) for part in parts])
+        rows = zip(hosted.items(), sent, strict=True)
+        return {**tensors, **{name: part[: t.nbytes].view(t.dtype).view(t.shape) for (name, t), part in rows}}
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
         host = self.to_host(tensor)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +68,21 @@ def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(block(images), exact(images))
     boxes = torch.tensor([[[20.0, 20, 10, 10, 1, 0.9, 0.1], [21, 20, 10, 10, 1, 0.8, 0.1]]])
     assert len(non_max_suppression(boxes, NmsSettings(0.2, 0.5), Metal.widest)[0]) == 1
+
+
+def test_cuda_copies_the_tensors_of_a_dataclass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Tensor] = []
+    monkeypatch.setattr(Cuda, "_send", lambda self, tensor: copies.append(tensor) or tensor.clone())
+    rows, there, none = torch.arange(35).view(5, 7), torch.ones(2, device="meta"), torch.from_numpy(np.zeros(0, int))
+    batch = replace(made_batch(0), targets=torch.rand(3, 6), indices=rows.T, sizes_hw=none, placements=there)
+    batch = replace(batch, unlabelled=torch.tensor([[True, False, True]]))
+    sent = Cuda().send(batch)
+    assert len(copies) == 1 and sent.placements is there and sent.loaded is batch.loaded
+    for name in ("images", "targets", "indices", "sizes_hw", "unlabelled"):
+        own, found = getattr(batch, name), getattr(sent, name)
+        assert (
+            found.dtype == own.dtype and torch.equal(found, own) and found.storage_offset() * found.itemsize % 16 == 0
+        )
 
 
 def test_cuda_tunes_no_kernel_where_shapes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
