@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,7 +130,7 @@ class EpochBar:
                 self._plain = os.get_terminal_size(self._stream.fileno()).columns == 0  # as in some containers
         self._started = self._shown = time.monotonic()
         self._ended: float | None = None
-        self._latest: tuple[Tensor | Sequence[float], int, ImageSize] | None = None
+        self._latest: tuple[Tensor, int, ImageSize] | None = None
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> EpochBar:
@@ -179,7 +179,7 @@ class EpochBar:
                 return
             yield batch
 
-    def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: ImageSize) -> None:
+    def update(self, batches: int, losses: Tensor, instances: int, size: ImageSize) -> None:
         """Count `batches` since the last call as done, and refresh the output when it is due.
 
         Losses are means of the epoch so far, read only when they are shown; `instances` are the objects in the last
@@ -197,7 +197,7 @@ class EpochBar:
         assert self._latest is not None, "no batch yet"
         losses, instances, size = self._latest
         cells = [self.label, f"{self._accelerator.reserved_memory() / 2**30:.3g}G"]
-        cells += [f"{float(loss):.4g}" for loss in losses]
+        cells += [f"{loss:.4g}" for loss in losses.tolist()]
         cells += [str(instances), str(size), f"{self.data_wait:.0%}"]
         return "".join(f"{cell:>{_WIDTH}}" for cell in cells)
 
