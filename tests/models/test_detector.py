@@ -17,6 +17,7 @@ from tessera.models.heads.anchor import Detect
 from tessera.models.layers.blocks import Conv
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import ConfigError
+from tessera.utils.ranks.ddp import smart_DDP
 
 
 @pytest.fixture
@@ -102,6 +103,15 @@ def test_compiles_without_a_graph_break() -> None:
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         with torch.no_grad():
             torch.testing.assert_close(compiled(images()), model(images()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tessera-n", "tessera-lite0", "yolov5n", "yolov9-t", "yolox-nano"])
+def test_each_family_trains_without_a_graph_break(name: str) -> None:
+    model = smart_DDP(DetectionModel(name).train())
+    model.compile(backend="eager", fullgraph=True)  # as by --compile, but faster
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(output.requires_grad for output in model(images()))
 
 
 def test_compiles_once_for_all_image_sizes() -> None:
