@@ -135,8 +135,7 @@ def train(
                     profile.step()
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.flush()
-            if epoch == epochs.start:
-                warn_of_slow_loader(bar, context)
+            warn_of_slow_loader(bar, context, is_first=epoch == epochs.start)
             losses = world.sum(progress.mean_losses().to(world.device)).tolist()
             found = validation.after_epoch(epoch)
             stop = world.broadcast(state.stopper.update(epoch, found.score))

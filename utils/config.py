@@ -283,7 +283,7 @@ class TrainConfig(Options):
     weights: str = option(
         AUTO,
         "initial weights: a checkpoint, a published file by name (--list-weights) or imagenet (backbone); '' = from "
-        "scratch; auto = tessera-n (pretrained on synthetic shapes) below 300 images without --cfg, else from scratch",
+        "scratch; auto = tessera-n (pretrained on synthetic shapes) without --cfg and below 10,000 batches, else ''",
     )
     cfg: str = option(
         "", "model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml)"

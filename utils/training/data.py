@@ -141,11 +141,11 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
 
 
-def warn_of_slow_loader(bar: EpochBar, context: RunContext) -> None:
-    """Warn if an epoch, apart from its first batch, spent much of its time waiting for batches, and name remedies."""
+def warn_of_slow_loader(bar: EpochBar, context: RunContext, *, is_first: bool) -> None:
+    """Warn if the first epoch, apart from its first batch, spent much of its time waiting; name remedies."""
     config, processors = context.config, context.world.cpus
     waited, seconds = bar.wait_s - bar.first_wait_s, bar.seconds - bar.first_wait_s
-    if waited < max(LONG_WAIT_S, LONG_WAIT * seconds):
+    if not is_first or waited < max(LONG_WAIT_S, LONG_WAIT * seconds):
         return
     images = bar.batches_per_s * bar.seconds * context.batch_size
     remedies = [f"--workers {processors} (now {config.workers})"] * (config.workers < processors)

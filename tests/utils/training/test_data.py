@@ -6,7 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -77,7 +77,10 @@ def test_a_loader_that_cannot_keep_up_is_named_with_its_speed(
         wait_s=first + rest, first_wait_s=first, seconds=seconds, batches_per_s=400 / seconds, label="0/9"
     )
     config = TrainConfig(**{"workers": 2, **flags})
-    data.warn_of_slow_loader(bar, SimpleNamespace(config=config, world=SimpleNamespace(cpus=8), batch_size=16))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(config=config, world=SimpleNamespace(cpus=8), batch_size=16)
+    data.warn_of_slow_loader(cast(Any, bar), context, is_first=False)
+    assert not caplog.text
+    data.warn_of_slow_loader(cast(Any, bar), context, is_first=True)
     assert re.search(re.escape(expected).replace(r"\.\*", ".*"), caplog.text) and bool(caplog.text) == bool(expected)
 
 
