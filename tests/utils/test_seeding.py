@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tessera.utils.seeding import init_seeds, sample_rng
+from tessera.utils.seeding import sample_rng
+from tessera.utils.training.setup import init_seeds
 
 
 def test_a_sample_is_a_function_of_seed_epoch_position_and_stream() -> None:
