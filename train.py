@@ -197,7 +197,8 @@ def join(given: Mapping[str, Any]) -> TrainingResult:
         setup_logging(world.rank, world.size)
         require_same_command(flags, world)
         if flags.check_data:
-            return world.run_on_main(lambda: extension("dataset checks").check_data(flags))
+            checked: TrainingResult = world.run_on_main(lambda: extension("dataset checks").check_data(flags))
+            return checked
         if ended := recall_result(world):
             return ended
         result = TrainingResult()

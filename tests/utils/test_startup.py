@@ -55,7 +55,7 @@ def test_a_dataset_is_checked_and_a_mistake_in_its_yaml_is_reported_without_torc
     if mistake:
         assert found == 2 and len(lines) == 1 and lines[0].startswith(f"error: {yaml}:4: "), lines
     else:
-        assert found == 3 and "2 images with 2 objects can be used" in out and "--tile 64" in lines[0], (out, lines)
+        assert found == 3 and "2 images with 2 objects can be used" in out and "--tile 64" in lines[-1], (out, lines)
 
 
 def test_a_working_directory_that_was_deleted_is_one_line(tmp_path: Path) -> None:
