@@ -61,7 +61,7 @@ from tessera.utils.report.console import EpochBar, TrainingResult, setup_logging
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
 from tessera.utils.report.results_csv import RunFiles
 from tessera.utils.text import plural, row
-from tessera.utils.training.data import open_loaders, reweight
+from tessera.utils.training.data import open_loaders, reweight, warn_of_slow_loader
 from tessera.utils.training.divergence import DivergenceGuard
 from tessera.utils.training.resume_target import recall_result, remember_result, resume_target
 from tessera.utils.training.setup import explain_batch_memory, init_seeds, set_up
@@ -123,13 +123,15 @@ def train(
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
 
         validation.before_training()
-        for epoch in state.epochs_left(context.config.epochs):
+        epochs = state.epochs_left(context.config.epochs)
+        for epoch in epochs:
             began = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
             reweight(loader, data.train, progress, context.config)
             state.model.train()
             with EpochBar(epoch, batches, training) as bar:
                 stream = bar.timed(profile.waited(loader.batches(epoch, progress.batch_in_epoch)))
+                validation.prefetch(epoch)
                 stream = world.accelerator.prefetch(observers.batches(stream))
                 while progress.batch_in_epoch < batches:
                     iteration = epoch * batches + progress.batch_in_epoch
@@ -142,6 +144,8 @@ def train(
                     profile.step()
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.flush()
+            if epoch == epochs.start:
+                warn_of_slow_loader(bar, context)
             losses = world.sum(progress.mean_losses().to(world.device)).tolist()
             found = validation.after_epoch(epoch)
             stop = world.broadcast(state.stopper.update(epoch, found.score))

@@ -38,15 +38,16 @@ class Saver(AbstractContextManager["Saver"]):
     | end of an epoch's steps | last.pt; a run resumed from it begins with the validation | during the validation |
     | initial weights are validated | best.pt | before the first step |
     | end of an epoch's validation | best.pt if it is the best, epochN.pt if it is due | during the next epoch |
-    | `--save-steps` is due, or a stop signal | last.pt | before the next step or the end |
+    | `--save-steps` is due | last.pt | during the next steps |
+    | stop signal | last.pt | before the end |
     | end of the run | last.pt, and best.pt if the last epoch is the best | before the end |
 
     A kill costs at most the steps and the validation since the last file.
 
     A thread of rank 0 writes files during the training from a copy on the host. Every save and the end of an epoch's
     steps wait for the write before, as a process forked during a write would hold the unfinished file open. A failed
-    write raises UserError on every rank. Only `--save-steps` and a stop warn instead, write their own file and then
-    what is missing, as the disk may have space again.
+    write raises UserError on every rank. Only a stop warns instead, writes its own file and then what is missing, as
+    the disk may have space again.
 
     Every rank calls every method.
 
@@ -110,8 +111,9 @@ class Saver(AbstractContextManager["Saver"]):
         progress = self._state.progress
         if stop or due(progress.step, self._context.config.save_steps):
             # On a device with a queue, saving reads the remaining flags.
-            stop = self._save(["last.pt"], wait=True) or stop
+            stop = self._save(["last.pt"], wait=stop) or stop
         if stop:
+            self.flush()
             self._interrupt(f"epoch {progress.epoch} after batch {progress.batch_in_epoch}")
 
     def before_validation(self) -> None:

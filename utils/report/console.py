@@ -149,7 +149,7 @@ class EpochBar:
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
         self.label, self.batches = label, batches
         self.done = self._start = start
-        self.wait_s = 0.0
+        self.wait_s = self.first_wait_s = 0.0  # for all batches, and for the first, whose workers start
         self._accelerator = world.accelerator
         self._stream = sys.stderr
         self._prints = world.is_main
@@ -203,7 +203,10 @@ class EpochBar:
         while True:
             before = time.monotonic()
             batch = next(iterator, None)
-            self.wait_s += time.monotonic() - before
+            waited = time.monotonic() - before
+            if not self.wait_s:
+                self.first_wait_s = waited
+            self.wait_s += waited
             if batch is None:
                 return
             yield batch

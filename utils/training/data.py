@@ -29,11 +29,13 @@ from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.flags.program import called
 from tessera.utils.image_size import ImageSize
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
+from tessera.utils.report.console import EpochBar
 from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.text import first_of, shown
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 BETA = 0.999  # of the effective number of objects, as in Cui et al.
+LONG_WAIT, LONG_WAIT_S = 0.2, 5.0  # for batches, of an epoch: fraction of the time, and seconds
 MOST_SIZES = 200_000  # boxes for statistics, which then have an error of 0.1 %
 log = logging.getLogger(__name__)
 
@@ -134,6 +136,23 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
     """Sample images of weak classes more often from this epoch on, with `--image-weights`."""
     if config.image_weights:
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
+
+
+def warn_of_slow_loader(bar: EpochBar, context: RunContext) -> None:
+    """Warn if an epoch, apart from its first batch, spent much of its time waiting for batches, and name remedies."""
+    config, processors = context.config, context.world.cpus
+    waited, seconds = bar.wait_s - bar.first_wait_s, bar.seconds - bar.first_wait_s
+    if waited < max(LONG_WAIT_S, LONG_WAIT * seconds):
+        return
+    images = bar.batches_per_s * bar.seconds * context.batch_size
+    remedies = [f"--workers {processors} (now {config.workers})"] * (config.workers < processors)
+    remedies += ["--cache ram, or disk"] * (config.cache == "none")
+    remedy = " or ".join(remedies) or "more processors, or a smaller --imgsz"
+    log.warning(
+        f"The loader cannot keep up: epoch {bar.label} spent {waited / seconds:.0%} of its time waiting for batches. "
+        f"The loader gives {images / seconds:,.0f} images/s, the steps take {images / (seconds - waited):,.0f}. "
+        f"Give {remedy}."
+    )
 
 
 def class_weights(hyp: Hyp, index: DatasetIndex) -> Tensor | None:

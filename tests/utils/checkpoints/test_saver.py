@@ -131,15 +131,20 @@ def test_a_stop_writes_its_file_after_a_failed_write(
     assert "step 1 does not fit" in caplog.text
 
 
-def test_a_step_that_is_saved_is_on_the_disk_before_the_next(tmp_path: Path, disk: SlowDisk) -> None:
+def test_a_saved_step_is_written_during_the_next_ones_and_before_a_stop(tmp_path: Path, disk: SlowDisk) -> None:
     state = make_state()
     with open_saver(tmp_path, state, save_steps=2) as saver:
-        threading.Timer(0.2, disk.go.set).start()
-        for step in range(1, 4):
+        for _ in range(3):
             train(state, 1)
             saver.after_step(stop=False)
-            assert (saver.folder / "last.pt").exists() == (step >= 2)
+        assert not (saver.folder / "last.pt").exists()
+        disk.go.set()
+        saver.flush()
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
+        train(state, 1)
+        with pytest.raises(Interrupted):
+            saver.after_step(stop=True)
+        assert load_checkpoint(saver.folder / "last.pt")["step"] == 4
 
 
 def test_a_run_that_fails_waits_for_the_file_and_reports_its_error(
@@ -182,17 +187,18 @@ def test_a_snapshot_waits_for_the_device_once_and_keeps_the_order_in_memory() ->
         assert copied["weights"][1].stride() == layout.stride() and copied["weights"][0].tolist() == [1, 1]
 
 
-def test_a_best_checkpoint_that_did_not_fit_is_written_with_the_next_file_that_does(
+def test_a_best_checkpoint_that_did_not_fit_is_written_after_a_stop_if_it_fits_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_disk(monkeypatch, [True, False, False])
     state = make_state()
-    with open_saver(tmp_path, state, save_steps=1) as saver:
+    with open_saver(tmp_path, state) as saver:
         train(state, 1)
         saver.after_epoch(0, METRICS, is_best=True, stop=False)
         best = snapshot(state.ema.model.state_dict(), Accelerator())
         train(state, 1)
-        saver.after_step(stop=False)
+        with pytest.raises(Interrupted):
+            saver.after_step(stop=True)
         assert_equal(dict(best), load_any_checkpoint(saver.folder / "best.pt")["ema"])
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
 

@@ -1,9 +1,12 @@
-"""Data of a training: missing dataset, tiles, box sizes, class weights."""
+"""Data of a training: missing dataset, tiles, box sizes, slow loader, class weights."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +57,28 @@ def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(
     assert sample.shape == (100, 2) and {*map(tuple, sample)} <= {*map(tuple, every)}
     np.testing.assert_array_equal(sample, data.box_sizes(index, imgsz))
     assert abs(sample.mean() / every.mean() - 1) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "flags", "expected"),
+    [
+        (30.0, 4.0, {}, ""),  # short: says little; the workers' start does not count
+        (0.0, 19.0, {}, ""),
+        (10.0, 60.0, {}, "60% of its time .* 64 images/s, the steps take 160. Give --workers 8 (now 2) or --cache ram"),
+        (10.0, 60.0, {"workers": 8, "cache": "disk"}, "Give more processors, or a smaller --imgsz."),
+    ],
+)
+def test_a_loader_that_cannot_keep_up_is_named_with_its_speed(
+    caplog: pytest.LogCaptureFixture, first: float, rest: float, flags: dict[str, Any], expected: str
+) -> None:
+    """Of 400 batches in 100 s after the first one."""
+    seconds = first + 100.0
+    bar = SimpleNamespace(
+        wait_s=first + rest, first_wait_s=first, seconds=seconds, batches_per_s=400 / seconds, label="0/9"
+    )
+    config = TrainConfig(**{"workers": 2, **flags})
+    data.warn_of_slow_loader(bar, SimpleNamespace(config=config, world=SimpleNamespace(cpus=8), batch_size=16))  # type: ignore[arg-type]
+    assert re.search(re.escape(expected).replace(r"\.\*", ".*"), caplog.text) and bool(caplog.text) == bool(expected)
 
 
 PLAIN = load_hyp("hyp.scratch-low.yaml")  # classes are circle, square, star
