@@ -108,8 +108,7 @@ def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult
 
     The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
     hyperparameters so far, and at the end those that are significantly better than the start, or the start.
-    `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned, with
-    the directory of the search.
+    `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
     """
     result = run_search(*start_of_search(flags, world), world, train) or TrainingResult()
     return dataclasses.replace(result, run=result.run and result.run.parent)

@@ -117,9 +117,8 @@ class TrainingResult:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for `--json`."""
         saved = sorted((self.run / "weights").glob("*.pt")) if self.run else []
-        names = ("data", "epochs", "best_epoch", "stopped_early", "checked")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in ("data", "epochs", "best_epoch", "stopped_early", "checked")},
             "metrics": self.metrics and plain_metrics(self.metrics),
             "checkpoints": [str(path) for path in saved],
             **plain_folder(self.run),
