@@ -419,6 +419,8 @@ class TrainConfig(Options):
                 "--report without --check-data: it writes the page of the dataset checks. Add --check-data; a "
                 "training writes report.html unless --noreport."
             )
+        if self.overlap != TrainConfig.overlap and not (self.tile or self.resume):
+            raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         parse_objective(self.metric)

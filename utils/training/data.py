@@ -78,9 +78,6 @@ def training_data(splits: Splits, config: TrainConfig, imgsz: ImageSize, world: 
     if not config.tile:
         return TrainingData(spec, images, images, val, len(images), images.content_hash())
     views = build_tile_index(images, config.tile, config.overlap, imgsz, show_progress=world.is_main)
-    log.info(f"--tile {config.tile}: {views}.")
-    if len(views) == len(images):
-        log.warning(f"--tile {config.tile}: no image of {images.split} is larger; training on whole images.")
     return TrainingData(spec, images, views, val, views.images_per_epoch, views.content_hash())
 
 
