@@ -61,7 +61,7 @@ from tessera.utils.report.console import EpochBar, TrainingResult, setup_logging
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
 from tessera.utils.report.results_csv import RunFiles
 from tessera.utils.text import plural, row
-from tessera.utils.training.data import open_loaders, reweight, warn_of_slow_loader
+from tessera.utils.training.data import SlowLoaderWarning, open_loaders, reweight
 from tessera.utils.training.divergence import DivergenceGuard
 from tessera.utils.training.resume_target import recall_result, remember_result, resume_target
 from tessera.utils.training.setup import explain_batch_memory, init_seeds, set_up
@@ -121,10 +121,8 @@ def train(
         validation = Validation(training, val_loader, saver, observers, profile, stop_signals)
         log.info(row("Device", world.describe()))
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
-
         validation.before_training()
-        epochs = state.epochs_left(context.config.epochs)
-        for epoch in epochs:
+        for epoch in state.epochs_left(context.config.epochs):
             began = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
             reweight(loader, data.train, progress, context.config)
@@ -144,7 +142,6 @@ def train(
                     profile.step()
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.flush()
-            warn_of_slow_loader(bar, context, is_first=epoch == epochs.start)
             losses = world.sum(progress.mean_losses().to(world.device)).tolist()
             found = validation.after_epoch(epoch)
             stop = world.broadcast(state.stopper.update(epoch, found.score))
@@ -177,7 +174,8 @@ def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> li
     # The report first: trackers take its charts, and it closes last, which marks the run as evaluated.
     first = [trial] if trial else analysis_observer("validation report", "TrainingReport", world)
     plots = [] if flags.noplots else analysis_observer("plots", "Plots", world)
-    return [*first, DivergenceGuard(), RunFiles(), *plots, *trackers, *own_observers(flags.callbacks)]
+    watching = DivergenceGuard(), SlowLoaderWarning()
+    return [*first, *watching, RunFiles(), *plots, *trackers, *own_observers(flags.callbacks)]
 
 
 def analysis_observer(part: str, name: str, world: World) -> list[Any]:

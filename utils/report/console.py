@@ -148,7 +148,7 @@ class EpochBar:
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
         self.label, self.batches = label, batches
         self.done = self._start = start
-        self.wait_s = self.first_wait_s = 0.0  # for all batches, and for the first, whose workers start
+        self.wait_s = 0.0
         self._accelerator = world.accelerator
         self._stream = sys.stderr
         self._prints = world.is_main
@@ -202,10 +202,7 @@ class EpochBar:
         while True:
             before = time.monotonic()
             batch = next(iterator, None)
-            waited = time.monotonic() - before
-            if not self.wait_s:
-                self.first_wait_s = waited
-            self.wait_s += waited
+            self.wait_s += time.monotonic() - before
             if batch is None:
                 return
             yield batch
