@@ -65,11 +65,10 @@ from tessera.utils.checkpoints.run_directory import (
 from tessera.utils.checkpoints.weights import own_head
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.network import is_exported
-from tessera.utils.files import is_address
+from tessera.utils.files import LOCK, is_address
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
-from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import plain_folder, print_lines, setup_logging
 from tessera.utils.text import first_of, plural

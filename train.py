@@ -22,16 +22,28 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.extensions import extension
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
+from tessera.utils.ranks.failures import StopSignals, run_command
 from tessera.utils.startup import check_command_line
 
+
+def before_torch(flags: TrainConfig) -> None:
+    """Run `--check-data`, and exit; for a new run, check its dataset YAML."""
+    if flags.check_data:
+        sys.exit(run_command(TrainConfig, sys.argv[1:], lambda _: extension("dataset checks").check_data(flags)))
+    if not flags.resume:
+        import_module("tessera.data.source.dataset_yaml").read_dataset_yaml(flags.data)
+
+
 if __name__ == "__main__":
-    check_command_line(TrainConfig)
+    check_command_line(TrainConfig, before_torch)
 
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.run_directory import new_run
@@ -40,22 +52,19 @@ from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.profile import open_profile
 from tessera.utils.engine.recipe import report_recipe
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.extensions import extension
+from tessera.utils.errors import UserError
 from tessera.utils.ranks.consistency import describe_call, require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
-from tessera.utils.ranks.failures import StopSignals, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
-from tessera.utils.report.console import EpochBar, setup_logging
+from tessera.utils.report.console import EpochBar, TrainingResult, setup_logging
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
 from tessera.utils.report.results_csv import RunFiles
-from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
-from tessera.utils.training.data import open_loaders, reweight, warn_of_slow_loader
+from tessera.utils.training.data import SlowLoaderWarning, open_loaders, reweight
 from tessera.utils.training.divergence import DivergenceGuard
-from tessera.utils.training.resume_target import TrainingResult, recall_result, remember_result, resume_target
-from tessera.utils.training.setup import explain_batch_memory, set_up
+from tessera.utils.training.resume_target import recall_result, remember_result, resume_target
+from tessera.utils.training.setup import explain_batch_memory, init_seeds, set_up
 from tessera.utils.training.validation import Validation
 from tessera.utils.types import Metrics
 
@@ -112,10 +121,8 @@ def train(
         validation = Validation(training, val_loader, saver, observers, profile, stop_signals)
         log.info(row("Device", world.describe()))
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
-
         validation.before_training()
-        epochs = state.epochs_left(context.config.epochs)
-        for epoch in epochs:
+        for epoch in state.epochs_left(context.config.epochs):
             began = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
             reweight(loader, data.train, progress, context.config)
@@ -135,8 +142,6 @@ def train(
                     profile.step()
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.flush()
-            if epoch == epochs.start:
-                warn_of_slow_loader(bar, context)
             losses = world.sum(progress.mean_losses().to(world.device)).tolist()
             found = validation.after_epoch(epoch)
             stop = world.broadcast(state.stopper.update(epoch, found.score))
@@ -169,7 +174,8 @@ def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> li
     # The report first: trackers take its charts, and it closes last, which marks the run as evaluated.
     first = [trial] if trial else analysis_observer("validation report", "TrainingReport", world)
     plots = [] if flags.noplots else analysis_observer("plots", "Plots", world)
-    return [*first, DivergenceGuard(), RunFiles(), *plots, *trackers, *own_observers(flags.callbacks)]
+    watching = DivergenceGuard(), SlowLoaderWarning()
+    return [*first, *watching, RunFiles(), *plots, *trackers, *own_observers(flags.callbacks)]
 
 
 def analysis_observer(part: str, name: str, world: World) -> list[Any]:
@@ -187,19 +193,18 @@ def analysis_observer(part: str, name: str, world: World) -> list[Any]:
 def join(given: Mapping[str, Any]) -> TrainingResult:
     """Join the job and run what the flags name; every rank calls this."""
     flags = TrainConfig(**given)
-    if flags.overlap != TrainConfig.overlap and not (flags.tile or flags.resume):
-        raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
     batch_size = 0 if flags.resume else flags.batch_size
     with open_world(flags.device, flags.local_rank, batch_size, describe_call(flags)) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
         require_same_command(flags, world)
         if flags.check_data:
-            return TrainingResult(**extension("dataset checks").check_data(flags, world))
+            checked: TrainingResult = world.run_on_main(lambda: extension("dataset checks").check_data(flags))
+            return checked
         if ended := recall_result(world):
             return ended
         result = TrainingResult()
         if flags.evolve:
-            result = extension("search").evolve(flags, world, train).as_search_result()
+            result = extension("search").evolve(flags, world, train)
         elif target := resume_target(given, world, stack):
             result = train(target.config, target.hyp, world, target.resumed, target.folder)
         remember_result(result, world)

@@ -31,6 +31,7 @@ from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.files import atomic_write
+from tessera.utils.report.results_csv import read_rows
 from tessera.utils.types import DatasetIndex
 
 BLUE, RED = class_hex(9), class_hex(0)
@@ -187,6 +188,16 @@ def _density(axes: Axes, cells: NDArray[np.int64]) -> None:
     edges = np.linspace(0, 1, len(cells) + 1)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.pcolormesh(edges, edges, cells, cmap="Blues", norm=LogNorm(vmin=0.5), zorder=2)
+
+
+def read_results(path: Path) -> pd.DataFrame:
+    """Read results.csv of any head: float columns, integer "epoch", without a last line that was cut short.
+
+    Raises UserError if the file is not such a table.
+    """
+    columns, rows = read_rows(path)
+    table = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(float)
+    return table.astype({"epoch": int})
 
 
 def loss_names(results: pd.DataFrame) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.analysis.charts import plot_labels, plot_results
+from tessera.analysis.charts import plot_labels, plot_results, read_results
 from tessera.deploy.inference.drawing import MAX_IMAGES, MAX_SIDE, Annotations, save_grid
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.engine.state import Training
@@ -16,7 +16,6 @@ from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.evaluate import DetectionCollector
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.observers import EpochResult, Observer, RunResult
-from tessera.utils.report.results_csv import read_results
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # sample images of a validation

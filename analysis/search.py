@@ -34,10 +34,10 @@ from tessera.utils.files import absolute_path, locked, write_whole
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.run_lock import RunLock
 from tessera.utils.ranks.world import World
+from tessera.utils.report.console import TrainingResult
 from tessera.utils.report.observers import Observer
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line, plural, shown
-from tessera.utils.training.resume_target import TrainingResult
 from tessera.utils.training.setup import resolve
 from tessera.utils.types import DatasetIndex, Metrics
 from tessera.utils.yaml_file import read_yaml
@@ -110,7 +110,8 @@ def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult
     hyperparameters so far, and at the end those that are significantly better than the start, or the start.
     `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
     """
-    return run_search(*start_of_search(flags, world), world, train) or TrainingResult()
+    result = run_search(*start_of_search(flags, world), world, train) or TrainingResult()
+    return dataclasses.replace(result, run=result.run and result.run.parent)
 
 
 def start_of_search(flags: TrainConfig, world: World) -> tuple[TrainConfig, Hyp, frozenset[str]]:

@@ -21,7 +21,7 @@ from tessera.models.layers.blocks import SILU, Conv
 from tessera.models.layers.elan import RepConv
 from tessera.models.model_yaml import IMAGE, read_model
 from tessera.utils.errors import ConfigError
-from tessera.utils.image_size import ImageSize, image_size, size_hw_of
+from tessera.utils.image_size import ImageSize, round_imgsz, size_hw_of
 from tessera.utils.types import FILL
 
 log = logging.getLogger(__name__)
@@ -136,11 +136,6 @@ def check_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
     if rounded != imgsz:
         log.warning(f"--imgsz {imgsz} is not a multiple of {max(stride, 32)}: using {rounded}.")
     return rounded
-
-
-def round_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
-    """Return the image size, sides rounded up to multiples of the stride, and of 32 if the stride is smaller."""
-    return image_size([-(-side // max(stride, 32)) * max(stride, 32) for side in size_hw_of(imgsz)])
 
 
 def count_gflops(model: DetectionModel, imgsz: ImageSize = 640) -> float:

@@ -1,4 +1,4 @@
-"""Box conversion, clipping and IoU, on torch tensors, and on NumPy arrays if a signature says `Array`.
+"""Box conversion, clipping and IoU, on torch tensors.
 
 Boxes are float32. `xyxy` = left, top, right, bottom; `cxcywh` = centre, width, height. The unit is pixels unless a name
 ends in n.
@@ -7,42 +7,30 @@ ends in n.
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array = TypeVar("Array", Tensor, NDArray[Any])
 _EPS = 1e-7
 
 
-def cxcywh_to_xyxy(boxes: Array) -> Array:
+def cxcywh_to_xyxy(boxes: Tensor) -> Tensor:
     """Convert (..., 4) centre and size to corners."""
     half = boxes[..., 2:] / 2
-    return _concat(boxes[..., :2] - half, boxes[..., :2] + half)
+    return torch.cat((boxes[..., :2] - half, boxes[..., :2] + half), -1)
 
 
-def xyxy_to_cxcywh(boxes: Array) -> Array:
+def xyxy_to_cxcywh(boxes: Tensor) -> Tensor:
     """Convert (..., 4) corners to centre and size."""
     size = boxes[..., 2:] - boxes[..., :2]
-    return _concat(boxes[..., :2] + size / 2, size)
+    return torch.cat((boxes[..., :2] + size / 2, size), -1)
 
 
-def _concat(left: Array, right: Array) -> Array:
-    if isinstance(left, Tensor):
-        return torch.cat((left, right), -1)
-    return np.concatenate((left, right), -1)
-
-
-def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
+def clip_boxes(boxes_xyxy: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Return (..., 4) boxes clipped to an image of (height, width) pixels."""
     height, width = size_hw
-    if isinstance(boxes_xyxy, Tensor):
-        x0, y0, x1, y1 = boxes_xyxy.unbind(-1)
-        return torch.stack((x0.clamp(0, width), y0.clamp(0, height), x1.clamp(0, width), y1.clamp(0, height)), -1)
-    return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
+    x0, y0, x1, y1 = boxes_xyxy.unbind(-1)
+    return torch.stack((x0.clamp(0, width), y0.clamp(0, height), x1.clamp(0, width), y1.clamp(0, height)), -1)
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:

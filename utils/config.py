@@ -283,7 +283,7 @@ class TrainConfig(Options):
     weights: str = option(
         AUTO,
         "initial weights: a checkpoint, a published file by name (--list-weights) or imagenet (backbone); '' = from "
-        "scratch; auto = tessera-n (pretrained on synthetic shapes) below 300 images without --cfg, else from scratch",
+        "scratch; auto = tessera-n (pretrained on synthetic shapes) without --cfg and below 10,000 batches, else ''",
     )
     cfg: str = option(
         "", "model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml)"
@@ -419,6 +419,8 @@ class TrainConfig(Options):
                 "--report without --check-data: it writes the page of the dataset checks. Add --check-data; a "
                 "training writes report.html unless --noreport."
             )
+        if self.overlap != TrainConfig.overlap and not (self.tile or self.resume):
+            raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         parse_objective(self.metric)

@@ -23,6 +23,7 @@ from tessera.utils.text import shown
 
 NO_DIRECTORY = "the working directory was deleted. Change to one that exists."
 _SEAL, _LONGEST_CACHE = 20, 1 << 30  # bytes
+LOCK = ".lock"  # of a run directory
 SHARED_MEMORY = Path("/dev/shm")  # in-memory file system of Linux
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]

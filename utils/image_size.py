@@ -29,3 +29,8 @@ def image_size(value: int | Sequence[int]) -> ImageSize:
 def size_hw_of(imgsz: ImageSize) -> SizeHw:
     """Return the height and width that images fit into."""
     return SizeHw(imgsz, imgsz) if isinstance(imgsz, int) else imgsz
+
+
+def round_imgsz(imgsz: ImageSize, stride: int) -> ImageSize:
+    """Return the image size, sides rounded up to multiples of the stride, and of 32 if the stride is smaller."""
+    return image_size([-(-side // max(stride, 32)) * max(stride, 32) for side in size_hw_of(imgsz)])

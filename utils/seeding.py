@@ -1,4 +1,4 @@
-"""Seeds of each process, generators of each sample by (seed, epoch, position), random subsets, `ValFraction`.
+"""Generators of each sample by (seed, epoch, position), random subsets, `ValFraction`.
 
 A sample's generator is a pure function of (seed, epoch, position). The stream of samples is therefore equal for any
 number of workers and ranks, and after a resume.
@@ -6,11 +6,9 @@ number of workers and ranks, and after a resume.
 
 from __future__ import annotations
 
-import random
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 _STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5, "sizes": 6, "transform": 7}
@@ -21,14 +19,6 @@ class ValFraction(NamedTuple):
 
     fraction: float
     seed: int
-
-
-def init_seeds(seed: int) -> None:
-    """Seed Python, NumPy and torch of this process; callers pass seed + 1 + rank."""
-    seed %= 2**32  # the range of NumPy
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code uses
-    torch.manual_seed(seed)
 
 
 def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> np.random.Generator:

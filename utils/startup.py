@@ -23,16 +23,24 @@ from tessera.utils.text import first_line
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def check_command_line(options: type[Options]) -> None:
+def check_command_line(options: type[Options], check: Callable[[Any], object] | None = None) -> None:
     """Handle `--help` and wrong flags, which exit, before torch is imported; return if the flags are valid.
 
-    Then, until `run_command`, Ctrl-C ends the process without a traceback. Import errors that `explain_exception`
-    knows are one message. Garbage collection is off, as imports make hundreds of thousands of lasting objects.
+    A single process also calls `check`, whose ConfigError is reported like that of a flag. Until `run_command`, Ctrl-C
+    ends the process without a traceback. Import errors that `explain_exception` knows are one message. Garbage
+    collection is off, as imports make hundreds of thousands of lasting objects.
     """
     protect_streams()
     answer.open(options.program, sys.argv[1:])
     sys.excepthook = _print_mistake
     is_main, prefix = True, ""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if is_main:
+            os.write(2, b"interrupted\n")
+        answer.fail(Interrupted.kind, "interrupted", INTERRUPTED)
+        os._exit(INTERRUPTED)  # an exception would surface as an error of an import
+
     try:
         launch = Launch.from_environment()
         is_main, prefix = launch.rank == 0, f"rank {launch.rank}: " if launch.rank else ""
@@ -41,10 +49,14 @@ def check_command_line(options: type[Options]) -> None:
         max_pixels()
         if working_directory() is None:  # torch's libraries would end the process
             raise ConfigError(NO_DIRECTORY)
-        options(**options.from_args(sys.argv[1:]))
+        flags = options(**options.from_args(sys.argv[1:]))
         if is_main and (warning := options.warning(sys.argv[1:])):
             print(f"WARNING: {warning}", file=sys.stderr)
         configure_command()
+        signal.signal(signal.SIGINT, leave)
+        gc.disable()
+        if check and launch.size == 1 and not launch.has_store and not launch.problem:
+            check(flags)
         if is_main and sys.stderr.isatty():
             print("Loading torch …", file=sys.stderr)  # takes seconds
     except ConfigError as error:
@@ -54,15 +66,6 @@ def check_command_line(options: type[Options]) -> None:
             time.sleep(REPORT_S)
         answer.fail(error.kind, str(error), error.exit_code)
         sys.exit(error.exit_code)
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        if is_main:
-            os.write(2, b"interrupted\n")
-        answer.fail(Interrupted.kind, "interrupted", INTERRUPTED)
-        os._exit(INTERRUPTED)  # an exception would surface as an error of an import
-
-    signal.signal(signal.SIGINT, leave)
-    gc.disable()
 
 
 def _print_mistake(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -16,16 +16,18 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.seeding import ValFraction
 from tessera.utils.text import table_row
+
+if TYPE_CHECKING:  # `--check-data` does without torch
+    import torch
+    from torch import Tensor
 
 Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of empty areas of a warp

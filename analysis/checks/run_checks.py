@@ -13,11 +13,12 @@ from tessera.analysis.checks.drift import check_drift
 from tessera.analysis.checks.images import Fingerprint, check_copies, check_images, check_near_duplicates
 from tessera.analysis.checks.results import DatasetCheck, SplitCounts, SplitData, fraction_text
 from tessera.data.feed.image_sizes import fit_ratios
+from tessera.data.feed.tiles import build_tile_index
 from tessera.data.labels.coco import MAX_UNMATCHED, category_of, is_crowd, numbers
 from tessera.data.labels.label_files import UNBOUNDED, AutoLabel, auto_labels, parse_any_labels
 from tessera.data.source.dataset_root import matching_paths
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.index import class_names
+from tessera.data.source.index import build_index, class_names
 from tessera.data.source.messages import (
     beyond_max_det,
     check_usable,
@@ -33,18 +34,15 @@ from tessera.data.source.messages import (
     without_label_file,
     without_objects,
 )
-from tessera.data.source.scan import ClassNames, scan
+from tessera.data.source.scan import ClassNames, corners_of, scan
 from tessera.data.source.split_files import OFFER, list_images, select_images
-from tessera.models.detector import round_imgsz
-from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.extensions import extension
 from tessera.utils.files import sha256, user_path
-from tessera.utils.image_size import ImageSize
-from tessera.utils.ranks.world import World
+from tessera.utils.image_size import ImageSize, round_imgsz
+from tessera.utils.report.console import TrainingResult, setup_logging
 from tessera.utils.text import escape_control, first_of, one_line, plural, shown, table_row
-from tessera.utils.training.data import load_splits, training_data
 from tessera.utils.types import DatasetSpec
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # fraction of a side, and pixels, by which rounding may exceed the image
@@ -55,31 +53,29 @@ _MOST_ROWS = 100
 _MOST_ERRORS = 20  # classes; more mean that the YAML belongs to another dataset
 
 
-def check_data(flags: TrainConfig, world: World) -> dict[str, Any]:
-    """Print every problem of the dataset for `--check-data`, and with `--tile` the number of tiles.
-
-    Returns the fields of `TrainingResult`.
+def check_data(flags: TrainConfig) -> TrainingResult:
+    """Print every problem of the dataset for `--check-data`, and with `--tile` the number of tiles; without torch.
 
     Raises:
         UserError: the dataset has errors, or the page of `--report` cannot be written.
     """
-    checked = world.run_on_main(lambda: check_dataset(load_spec(flags.data), flags.single_cls, imgsz=flags.imgsz))
-    if world.is_main:
-        print("\n".join(checked.lines()))
+    setup_logging(0, 1)
+    spec = load_spec(flags.data)
+    checked = check_dataset(spec, flags.single_cls, imgsz=flags.imgsz)
+    print("\n".join(checked.lines()))
     found = checked.as_dict()
     if flags.report:
-        write_page, folder = extension("dataset page").write_data_page, user_path(flags.report, "--report")
-        page = world.run_on_main(lambda: write_page(checked, load_spec(flags.data), folder))
-        if world.is_main:
-            print(f"Report: {page}")
+        write_page = extension("dataset page").write_data_page
+        print(f"Report: {write_page(checked, spec, user_path(flags.report, '--report'))}")
     if checked.errors:
         raise UserError(
             f"--check-data: {flags.data} has {plural(len(checked.errors), 'error')}, listed above. Fix them first.",
             details={"checked": found},
         )
     if flags.tile:
-        training_data(load_splits(flags, world), flags, round_imgsz(flags.imgsz, stride=1), world)
-    return {"data": flags.data, "checked": found, "exit_code": checked.exit_code}
+        images = build_index(spec, "train", single_cls=flags.single_cls)
+        build_tile_index(images, flags.tile, flags.overlap, round_imgsz(flags.imgsz, 1), show_progress=True)
+    return TrainingResult(data=flags.data, checked=found, exit_code=checked.exit_code)
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: ImageSize = 640) -> DatasetCheck:
@@ -442,7 +438,7 @@ def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArr
     untrained = part.spec.ignore + part.spec.excluded_names
     if place not in part.listing.coco:
         fractions = np.array(parse_any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
-        corners = cxcywh_to_xyxy(fractions) * UNBOUNDED
+        corners = corners_of(fractions) * UNBOUNDED
         return corners, np.zeros(len(corners), np.bool_)
     _, image, categories = part.listing.coco[place]
     records = [

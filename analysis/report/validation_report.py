@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera.analysis.charts import plot_validation
+from tessera.analysis.charts import plot_validation, read_results
 from tessera.analysis.error_analysis import (
     ImageLabels,
     background_line,
@@ -47,7 +47,7 @@ from tessera.utils.flags.val import ValConfig
 from tessera.utils.image_size import size_hw_of
 from tessera.utils.report.console import print_lines, table_header, validation_line
 from tessera.utils.report.observers import Observer, RunResult
-from tessera.utils.report.results_csv import ERRORS, read_results
+from tessera.utils.report.results_csv import ERRORS
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line, table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec

@@ -15,11 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.boxes import clip_boxes
 from tessera.utils.types import Sample
 
 HORIZON = 1e-6  # smaller depths lie on or behind the horizon
@@ -204,6 +204,12 @@ def _warp_outlines(labels: CanvasLabels, warp: Warp) -> NDArray[np.float32]:
         boxes[owners[starts], :2] = np.minimum.reduceat(mapped, starts)
         boxes[owners[starts], 2:] = np.maximum.reduceat(mapped, starts)
     return clip_boxes(boxes, warp.size_hw)
+
+
+def clip_boxes(boxes_xyxy: NDArray[Any], size_hw: tuple[int, int]) -> NDArray[Any]:
+    """Return boxes (n, 4) clipped to an image of (height, width) pixels."""
+    height, width = size_hw
+    return np.clip(boxes_xyxy, 0, np.array([width, height, width, height], boxes_xyxy.dtype))
 
 
 def clip_polygons(

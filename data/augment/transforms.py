@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.boxes import clip_boxes
+from tessera.data.augment.geometry import clip_boxes
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line, shown

@@ -12,6 +12,7 @@ Legend: P images, N tiles; of one image w tiles, m objects.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.augment.geometry import MIN_SIDE, clip_polygons
+from tessera.data.augment.geometry import MIN_SIDE, clip_boxes, clip_polygons
 from tessera.data.feed.image_sizes import Tile, check_tiles, fit_ratios, tile_windows
 from tessera.data.source.index import offsets_of
-from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import UserError
 from tessera.utils.image_size import ImageSize
 from tessera.utils.seeding import sample_indices, sample_rng
@@ -33,6 +33,7 @@ from tessera.utils.types import DatasetIndex
 
 MIN_VISIBLE = 0.3  # fraction of an object's area in the image (of its polygon, if any) that a tile must show
 _PROGRESS_DELAY_S = 1.0
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +181,9 @@ def build_tile_index(
         bounds=spans,
         unseen=unseen,
     )
+    log.info(f"--tile {tile}: {tiles}.")
+    if len(tiles) == len(images):
+        log.warning(f"--tile {tile}: no image of {images.split} is larger; training on whole images.")
     return replace(tiles, stored_hash=_hash(f"{tiles.content_hash()} {key}")[:16])  # labels depend on imgsz too
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 import torch
 
 from tessera.data.feed.cache import ShmBudget
+from tessera.data.source.decode import in_loader_worker
 from tessera.utils.environment import loader_timeout_s
 from tessera.utils.machine.host import open_files_left
 from tessera.utils.ranks.failures import SIGNALS, print_nonblocking, print_stacks_on_sigusr2
@@ -95,6 +96,7 @@ def _warn_of_pool() -> None:
 def init_worker(worker: int) -> None:
     """Initialise a worker process. Torch has already seeded its random generators from the loader's generator."""
     torch.set_num_threads(1)
+    in_loader_worker.set()
     gc.freeze()  # otherwise the collector would copy the pages of the rank's objects
     # Ctrl-C, torchrun and SLURM signal the whole process group. Only the rank reacts, and ends its workers.
     for number in SIGNALS:

@@ -52,12 +52,9 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     Raises:
         UserError: no such YAML, a mistake in it, or the dataset is missing and unavailable.
     """
-    yaml_path = _find_yaml(data)
-    found, in_coco = _read(yaml_path)
-    classes = Classes() if in_coco else parse_classes(found)
+    yaml_path, found, classes = read_dataset_yaml(data)
     spec = _locate(yaml_path, found, obtain)
-    if in_coco:
-        classes = parse_coco_classes(found, _coco_category_names(spec))
+    classes = classes or parse_coco_classes(found, _coco_category_names(spec))
     labelled, weights = _labelled(found, spec, classes.names), found.values.get("label_weights")
     if weights not in (None, "score"):
         raise ConfigError(
@@ -95,16 +92,17 @@ def load_label_names(data: str | Path) -> tuple[str, ...]:
 
     The dataset may be missing unless its COCO files hold the names; it is never downloaded.
     """
-    found, in_coco = _read(_find_yaml(data))
-    classes = load_spec(data, obtain=False) if in_coco else parse_classes(found)
+    classes = read_dataset_yaml(data)[2] or load_spec(data, obtain=False)
     return classes.label_names or classes.names
 
 
-def _read(yaml_path: Path) -> tuple[YamlMapping, bool]:
-    """Return a dataset YAML, and whether class names come from its COCO files."""
+def read_dataset_yaml(data: str | Path) -> tuple[Path, YamlMapping, Classes | None]:
+    """Return path and content of a dataset YAML, and its classes; None if its COCO files name them."""
+    yaml_path = _find_yaml(data)
     found = read_yaml(yaml_path, "keys such as train, val and names", ("names", "ignore", "classes"))
     _refuse_misspelled(found)
-    return found, found.values.get("names") is None and _is_coco(found)
+    in_coco = found.values.get("names") is None and _is_coco(found)
+    return yaml_path, found, None if in_coco else parse_classes(found)
 
 
 def _find_yaml(data: str | Path) -> Path:

@@ -17,7 +17,6 @@ from warnings import catch_warnings
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import get_worker_info
 
 from tessera.data.source.image_header import (
     JPEG_END,
@@ -55,6 +54,7 @@ log = logging.getLogger(__name__)
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 MIN_SIDE = 10  # pixels
+in_loader_worker = threading.Event()  # where libraries' warnings are logged with the file's name
 REDUCTIONS = tuple(_REDUCED)  # divisors for the sides of a JPEG during decoding, largest first
 # Bounds memory: threads decode concurrently, but one large image at a time.
 _ONE_LARGE = threading.Lock()
@@ -150,7 +150,7 @@ def decode_raw_pixels(content: bytes, name: str, reduction: int = 1) -> NDArray[
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
     # The libraries print warnings without naming the file.
-    listening = capture_library_output(_WARNINGS) if get_worker_info() else nullcontext(list[str]())
+    listening = capture_library_output(_WARNINGS) if in_loader_worker.is_set() else nullcontext(list[str]())
     alone = nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE
     try:
         with alone, listening as words:

@@ -19,7 +19,6 @@ from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, check_sta
 from tessera.data.source.decode import UnusableImage, decoded_size
 from tessera.data.source.image_header import Size, extra_pages_message, read_file_header
 from tessera.data.source.split_files import Listing
-from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.files import open_plain, sha256
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
@@ -236,7 +235,13 @@ def more_rows(places: Sequence[str]) -> str:
 
 def to_corners(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
     """Convert centres and sizes (m, 4), fractions, to corners in pixels; in double precision, rounded once."""
-    return (cxcywh_to_xyxy(fractions) * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
+    return (corners_of(fractions) * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
+
+
+def corners_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert centres and sizes (m, 4) to corners."""
+    half = boxes[:, 2:] / 2
+    return np.hstack((boxes[:, :2] - half, boxes[:, :2] + half))
 
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:

@@ -27,9 +27,8 @@ from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
+from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model, single_threaded_pool
 from tessera.utils.machine.accelerator import choose_accelerator
-from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, plural, shown
 from tessera.utils.thresholds import LOWEST_CONF, class_thresholds

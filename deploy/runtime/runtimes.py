@@ -31,11 +31,11 @@ from tessera.deploy.runtime.exported import (
 )
 from tessera.utils.checkpoints.weights import EXPORTED
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.evaluation.network import ImageDetector, Network
+from tessera.utils.evaluation.network import MOST_AT_ONCE, ImageDetector, Network
 from tessera.utils.files import open_plain, reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.machine.host import MOST_AT_ONCE, capture_library_output
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.machine.optional_packages import import_extra
 
 PRECISION = "f32"  # OpenVINO's default is bfloat16 on some processors, with other boxes

@@ -31,7 +31,7 @@ from tessera.models.heads.criterion import (
     split_targets,
 )
 from tessera.models.heads.grid import joined, region_cells, sets_of_cells, weights_of_cells
-from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
+from tessera.utils.boxes import complete_iou
 from tessera.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,8 +174,9 @@ def _positives(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
     """Return cells (P, 4), rows, boxes and anchors of the positives of one level, whose anchors are (A, 2)."""
     ny, nx = grid_hw
-    boxes = xyxy_to_cxcywh(rows[:, 2:] / stride)
-    size, limit = boxes[:, 2:], np.float32(anchor_t)
+    corners, limit = rows[:, 2:] / stride, np.float32(anchor_t)
+    size = corners[:, 2:] - corners[:, :2]
+    boxes = np.hstack((corners[:, :2] + size / 2, size))
     # max(r, 1/r) < limit, without a division that a side of 0 would break
     matches = ((size < limit * anchors[:, None]) & (anchors[:, None] < limit * size)).all(2)
     anchor, target = np.nonzero(matches)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tessera.utils.report.results_csv import ResultsTable, read_results
+from tessera.analysis.charts import read_results
+from tessera.utils.report.results_csv import ResultsTable
 from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
 from tests.hostile.expect import Message, message_or_result
 from tests.hostile.images import make_special

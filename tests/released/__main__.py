@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tessera.analysis.charts import read_results
 from tessera.commands import train
 from tessera.utils.checkpoints.run_directory import write_yaml
 from tessera.utils.config import load_hyp
-from tessera.utils.report.results_csv import read_results
 from tests.released.kept import CONFIDENCE, FOLDER, detections, flags, measured, minor_version
 from tests.released.squares import write_squares
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.analysis.charts import read_results
 from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
-from tessera.utils.report.results_csv import read_results
 from tests.released.kept import FOLDER, detections, expected, flags, kept_files, measured, minor_version
 from tests.released.squares import COUNTS, write_squares
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.report.results_csv import read_results
+from tessera.analysis.charts import read_results
 from tests.system.jobs import Job
 from tests.system.launch import ROOT, torchrun_command
 from tests.system.tiny import make_data

@@ -17,11 +17,12 @@ import pytest
 import torch
 import yaml
 
+from tessera.analysis.charts import read_results
 from tessera.commands import train, val
 from tessera.data.labels.coco import COCO_NAMES
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.report.results_csv import read_results, result_columns
+from tessera.utils.report.results_csv import result_columns
 
 LOSSES = {"yolox_nano": ("box", "obj", "cls"), "yolov9-t": ("box", "cls", "dfl")}
 SIZE = 64

@@ -9,8 +9,9 @@ import pytest
 import torch
 import yaml
 
+from tessera.analysis.charts import read_results
 from tessera.commands import val
-from tessera.utils.report.results_csv import read_results, result_columns
+from tessera.utils.report.results_csv import result_columns
 from tests.system.jobs import train
 from tests.system.launch import ROOT, Command
 from tests.system.tiny import flags, make_data

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.analysis.charts import read_results
 from tessera.commands import train as train_command
 from tessera.commands import val
-from tessera.utils.report.results_csv import read_results
 from tessera.utils.types import Metrics
 from tests.at_once import at_once
 from tests.system.jobs import start, train

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.ranks.run_lock import LOCK, RunLock
-from tessera.utils.report.results_csv import read_results
+from tessera.analysis.charts import read_results
+from tessera.utils.files import LOCK
+from tessera.utils.ranks.run_lock import RunLock
 from tests.system.jobs import Job
 from tests.system.launch import ROOT, python_command, run_python, torchrun, torchrun_command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data

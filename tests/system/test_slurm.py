@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.report.results_csv import read_results
+from tessera.analysis.charts import read_results
 from tests.system.launch import ROOT, free_port, wait_until
 from tests.system.tiny import FLAGS, flags, make_data
 

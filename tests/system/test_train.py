@@ -16,13 +16,14 @@ import pytest
 import torch
 import yaml
 
+from tessera.analysis.charts import read_results
 from tessera.analysis.search import start_of_search
 from tessera.commands import detect, train, val
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.ranks.world import World
-from tessera.utils.report.results_csv import read_results, result_columns
+from tessera.utils.report.results_csv import result_columns
 from tessera.utils.training.data import warn_of_problems
 from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tessera.analysis.charts import read_results
 from tessera.commands import train, val
-from tessera.utils.report.results_csv import read_results
 from tests.system.launch import Command, Outcome
 from tests.system.tiny import flags, make_data
 

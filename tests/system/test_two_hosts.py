@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tessera.utils.report.results_csv import read_results
+from tessera.analysis.charts import read_results
 from tests.system.hosts import Host, Job, elastic, fixed, two_hosts
 from tests.system.launch import ROOT, Outcome, run_python
 from tests.system.test_parity import CASES, arguments, compare

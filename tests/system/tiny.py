@@ -10,10 +10,10 @@ import pandas as pd
 import torch
 import yaml
 
+from tessera.analysis.charts import read_results
 from tessera.data.labels.coco import COCO_NAMES
 from tessera.deploy.foreign.synthetic_shapes import NAMES, write_shapes
 from tessera.utils.files import sha256
-from tessera.utils.report.results_csv import read_results
 
 FLAGS = (
     *("--cfg", "yolov5n.yaml", "--imgsz", "64", "--batch", "8", "--workers", "1"),

@@ -14,15 +14,19 @@ import pytest
 from tessera.utils import startup
 from tessera.utils.config import TrainConfig
 from tessera.utils.environment import configure_command
+from tests.data.source.made_yaml import BODY, dataset, write
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {"WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "importtime", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+def run(*words: str) -> tuple[int, str, list[str], set[str]]:
+    """Exit code, stdout, the lines of stderr, and the modules that were imported."""
+    command = [sys.executable, "-X", "importtime", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    lines, start = done.stderr.splitlines(), "import time:"
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith(start)}
+    return done.returncode, done.stdout, [line for line in lines if not line.startswith(start)], imported
 
 
 @pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py", "export.py", "compare.py"])
@@ -30,15 +34,28 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     ("flag", "code"), [("--help", 0), ("--list-weights", 0), ("--batch-sise=3", 2), ("--imgsz=-1", 2)]
 )
 def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag: str, code: int) -> None:
-    done = run(script, flag)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert done.returncode == code
+    found, out, lines, imported = run(script, flag)
+    assert found == code
     assert {"argparse", "tessera.utils.startup"} <= imported and not imported & {"torch", "numpy", "pandas", "cv2"}
     if code:
         assert len(lines) == 1 and lines[0].startswith("error: ") and flag.partition("=")[0] in lines[0]
     else:
-        assert lines == [] and ("yolox_s.pth" if flag == "--list-weights" else "--device STR") in done.stdout
+        assert lines == [] and ("yolox_s.pth" if flag == "--list-weights" else "--device STR") in out
+
+
+@pytest.mark.parametrize(
+    ("mistake", "flags"), [("clases: [cat]", ()), ("clases: [cat]", ("--check-data",)), ("", ("--check-data",))]
+)
+def test_a_dataset_is_checked_and_a_mistake_in_its_yaml_is_reported_without_torch(
+    tmp_path: Path, mistake: str, flags: tuple[str, ...]
+) -> None:
+    yaml = write(dataset(tmp_path) / "a.yaml", BODY + mistake)
+    found, out, lines, imported = run("train.py", "--data", str(yaml), "--tile", "64", *flags)
+    assert "numpy" in imported and not imported & {"torch", "torchvision", "pandas", "matplotlib"}
+    if mistake:
+        assert found == 2 and len(lines) == 1 and lines[0].startswith(f"error: {yaml}:4: "), lines
+    else:
+        assert found == 3 and "2 images with 2 objects can be used" in out and "--tile 64" in lines[-1], (out, lines)
 
 
 def test_a_working_directory_that_was_deleted_is_one_line(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.models.model_yaml import read_model
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.program import HOME
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 READERS = pytest.mark.parametrize("read", [load_spec, read_model, load_hyp], ids=["data", "model", "hyp"])
@@ -110,9 +107,3 @@ def test_a_special_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.yaml")
     with pytest.raises(ConfigError, match=r"a\.yaml: cannot be read \(it is a FIFO, expected a plain file\)"):
         read_yaml(tmp_path / "a.yaml", "keys")
-
-
-@pytest.mark.parametrize("module", ["tessera.utils.yaml_file", "tessera.utils.config"])
-def test_configuration_does_not_import_torch(module: str) -> None:
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=HOME, check=True, timeout=60)

@@ -23,7 +23,6 @@ _PRETRAININGS: dict[Pretraining, str] = {
 
 LONG_RUN = 10_000  # batches; threshold of a long run
 UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
-FEW_IMAGES = 300  # below this, pretrained weights were better in all experiments
 FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
 RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
@@ -39,21 +38,25 @@ def choose_hyp(
     flags: TrainConfig, head: type[Head], pretraining: Pretraining, images: int
 ) -> tuple[tuple[str, ...], Hyp]:
     """Choose the hyperparameters that `--hyp` leaves out; return its completed words and all values."""
-    batch_size = flags.batch_size if flags.batch_size > 0 else UNKNOWN_BATCH
-    file = recipe_file(head, pretraining, flags.epochs * -(-images // batch_size))
+    file = recipe_file(head, pretraining, _batches(flags, images))
     return complete_hyp(flags.hyp, (file,), load_hyp(file))
 
 
+def _batches(flags: TrainConfig, images: int) -> int:
+    batch_size = flags.batch_size if flags.batch_size > 0 else UNKNOWN_BATCH
+    return flags.epochs * -(-images // batch_size)
+
+
 def chosen_weights(flags: TrainConfig, images: int) -> str:
-    """Return `--weights`, or what "auto" means for a number of training images."""
+    """Return `--weights`, or what "auto" means for a number of training images: the own weights in a short run."""
     if flags.weights != AUTO:
         return flags.weights
-    return OWN_WEIGHTS if images < FEW_IMAGES and not flags.cfg else ""
+    return OWN_WEIGHTS if _batches(flags, images) < LONG_RUN and not flags.cfg else ""
 
 
 def pretrained_hint(config: TrainConfig, images: int) -> str:
-    """Return a hint at better weights for a run on few images from scratch or from the own weights; "" otherwise."""
-    if config.weights not in ("", OWN_WEIGHTS) or images >= FEW_IMAGES:
+    """Return a hint at better weights for a short run from scratch or from the own weights; "" otherwise."""
+    if config.weights not in ("", OWN_WEIGHTS) or _batches(config, images) >= LONG_RUN:
         return ""
     given = " instead of --cfg" if config.cfg else ""
     return (

@@ -29,10 +29,9 @@ from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppressi
 from tessera.utils.evaluation.average_precision import Ranking, ranking_of
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.matching import Matches, match_image
-from tessera.utils.evaluation.network import ImageDetector, Network, network_nms
+from tessera.utils.evaluation.network import ImageDetector, Network, network_nms, single_threaded_pool
 from tessera.utils.image_size import ImageSize
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.thresholds import MAX_DET, Threshold
 from tessera.utils.types import Batch, DatasetIndex, Detections, Metrics

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,16 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tessera.models.build import count_parameters
-from tessera.models.detector import DetectionModel, check_imgsz, predict_augmented, round_imgsz, summary
+from tessera.models.detector import DetectionModel, check_imgsz, predict_augmented, summary
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, model_of_weights, resolve_weights
 from tessera.utils.engine.precision import Precision, half_precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
-from tessera.utils.image_size import ImageSize, image_size
+from tessera.utils.image_size import ImageSize, image_size, round_imgsz
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.machine.host import at_once
 from tessera.utils.ranks.world import World
 from tessera.utils.thresholds import DEFAULT_CONF, detection_threshold
 from tessera.utils.types import Detections
@@ -37,10 +38,27 @@ from tessera.utils.types import Detections
 log = logging.getLogger(__name__)
 
 DEFAULT_IOU = 0.45  # as YOLOv5's
+MOST_AT_ONCE = 8  # images, each of which needs its own memory
 
 
 def _one() -> int:
     return 1
+
+
+def _threads_of_torch() -> int:
+    return min(torch.get_num_threads(), MOST_AT_ONCE)
+
+
+@contextmanager
+def single_threaded_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of `count` threads, in each of which torch uses one thread; on exit cancel pending work."""
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(count, name, torch.set_num_threads, (1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)  # new threads start with the number that any thread has set last
 
 
 @dataclass(kw_only=True, eq=False)
@@ -202,7 +220,7 @@ def network_of_weights(
         class_confidences=weights.class_confidences,
         threshold=detection_threshold(weights.confidence),
         pixels=weights.pixels,
-        enable_concurrency=at_once if accelerator.is_host else _one,
+        enable_concurrency=_threads_of_torch if accelerator.is_host else _one,
     )
 
 

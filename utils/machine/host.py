@@ -1,4 +1,4 @@
-"""Host utilities: CPU info, thread pools for computing and reading, malloc settings, namespaces."""
+"""Host utilities: CPU info, concurrent reading, malloc settings, namespaces."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from tessera.utils.text import escape_control
 
 T = TypeVar("T")
 _PIPE_BYTES = 1 << 16
 
 _READERS = 16  # threads
-MOST_AT_ONCE = 8  # images, each of which needs its own memory
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
@@ -34,23 +31,6 @@ def cpuinfo() -> dict[str, str]:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-
-
-def at_once() -> int:
-    """Return the number of threads for concurrent inference: torch's threads, at most 8."""
-    return min(torch.get_num_threads(), MOST_AT_ONCE)
-
-
-@contextmanager
-def single_threaded_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of `count` threads, in each of which torch uses one thread; on exit cancel pending work."""
-    before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(count, name, torch.set_num_threads, (1,))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)  # new threads start with the number that any thread has set last
 
 
 def keep_malloc_memory() -> None:

@@ -17,13 +17,12 @@ from pathlib import Path
 
 from tessera.utils.environment import lock_timeout_s
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_same_file, no_link
+from tessera.utils.files import LOCK, is_same_file, no_link
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
 
-LOCK = ".lock"
 _ENDING = "a process that is ending"
 _ROUND_S, _POLL_S = 1.0, 0.1
 # Locks of this process as (process, device, inode): a record lock does not exclude its own process.

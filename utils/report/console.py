@@ -9,17 +9,21 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor
 from tqdm import tqdm
 
-from tessera.utils.engine.state import Training
+from tessera.utils.files import LOCK
 from tessera.utils.image_size import ImageSize
-from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.text import escape_control, table_row
 from tessera.utils.types import Metrics
+
+if TYPE_CHECKING:  # `--check-data` does without torch
+    from torch import Tensor
+
+    from tessera.utils.engine.state import Training
 
 # In a clone a command may be imported by its file's name too, as users of YOLOv5 do.
 _PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export", "compare", "convert"})
@@ -97,6 +101,30 @@ def plain_folder(run: Path | None) -> dict[str, Any]:
     return {"run": run and str(run), "files": [path.name + "/" * path.is_dir() for path in entries]}
 
 
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of a training; of a search, of its last training here. Values that do not apply are None."""
+
+    metrics: Metrics | None = None  # of the best epoch
+    run: Path | None = None  # run directory, or the directory of a search
+    data: str | None = None  # `--data`
+    epochs: int | None = None  # finished
+    best_epoch: int | None = None  # from 0; None if none is better than the initial weights
+    stopped_early: bool | None = None  # by `--patience`
+    checked: dict[str, Any] | None = None  # result of `--check-data`
+    exit_code: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for `--json`."""
+        saved = sorted((self.run / "weights").glob("*.pt")) if self.run else []
+        return {
+            **{name: getattr(self, name) for name in ("data", "epochs", "best_epoch", "stopped_early", "checked")},
+            "metrics": self.metrics and plain_metrics(self.metrics),
+            "checkpoints": [str(path) for path in saved],
+            **plain_folder(self.run),
+        }
+
+
 def table_header() -> str:
     return table_row("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 
@@ -120,7 +148,7 @@ class EpochBar:
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
         self.label, self.batches = label, batches
         self.done = self._start = start
-        self.wait_s = self.first_wait_s = 0.0  # for all batches, and for the first, whose workers start
+        self.wait_s = 0.0
         self._accelerator = world.accelerator
         self._stream = sys.stderr
         self._prints = world.is_main
@@ -174,10 +202,7 @@ class EpochBar:
         while True:
             before = time.monotonic()
             batch = next(iterator, None)
-            waited = time.monotonic() - before
-            if not self.wait_s:
-                self.first_wait_s = waited
-            self.wait_s += waited
+            self.wait_s += time.monotonic() - before
             if batch is None:
                 return
             yield batch

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
-import pandas as pd
-
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.state import Training
 from tessera.utils.errors import UserError
@@ -46,7 +44,7 @@ class ResultsTable:
     def __init__(self, path: Path, loss_names: Sequence[str], start_epoch: int = 0) -> None:
         """Open `path`, or create it, for epochs from `start_epoch` on; raise UserError for another kind of table."""
         self.path, self.columns = path, result_columns(loss_names)
-        rows = _read_rows(path, self.columns)[1] if path.exists() else []
+        rows = read_rows(path, self.columns)[1] if path.exists() else []
         self.lost = sorted(set(range(start_epoch)) - {int(float(row[0])) for row in rows})
         self._rows: list[Sequence[str]] = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
         self._write()
@@ -126,17 +124,7 @@ def results_row(epoch: EpochResult, loss_names: Sequence[str]) -> dict[str, floa
     return dict(zip(result_columns(loss_names), cells, strict=True))
 
 
-def read_results(path: Path) -> pd.DataFrame:
-    """Read results.csv of any head: float columns, integer "epoch", without a last line that was cut short.
-
-    Raises UserError if the file is not such a table.
-    """
-    columns, rows = _read_rows(path)
-    table = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(float)
-    return table.astype({"epoch": int})
-
-
-def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], list[list[str]]]:
+def read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], list[list[str]]]:
     """Return the columns and the cells of every complete row; `columns` = None accepts the losses of any head."""
     # What follows the last line end was cut short by a crash; so was a tail of zeros, which some file systems leave.
     try:

@@ -24,18 +24,18 @@ from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.messages import untrained_classes
 from tessera.utils.config import AUTO, Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext, TrainingData
-from tessera.utils.engine.state import Progress
+from tessera.utils.engine.state import Progress, Training
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.flags.program import called
 from tessera.utils.image_size import ImageSize
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.console import EpochBar
+from tessera.utils.report.observers import EpochResult, Observer
 from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.text import first_of, shown
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 BETA = 0.999  # of the effective number of objects, as in Cui et al.
-LONG_WAIT, LONG_WAIT_S = 0.2, 5.0  # for batches, of an epoch: fraction of the time, and seconds
+LONG_WAIT, LONG_WAIT_S = 0.2, 10.0  # fraction and seconds of an epoch; the workers' start alone takes a few
 MOST_SIZES = 200_000  # boxes for statistics, which then have an error of 0.1 %
 log = logging.getLogger(__name__)
 
@@ -78,9 +78,6 @@ def training_data(splits: Splits, config: TrainConfig, imgsz: ImageSize, world: 
     if not config.tile:
         return TrainingData(spec, images, images, val, len(images), images.content_hash())
     views = build_tile_index(images, config.tile, config.overlap, imgsz, show_progress=world.is_main)
-    log.info(f"--tile {config.tile}: {views}.")
-    if len(views) == len(images):
-        log.warning(f"--tile {config.tile}: no image of {images.split} is larger; training on whole images.")
     return TrainingData(spec, images, views, val, views.images_per_epoch, views.content_hash())
 
 
@@ -141,21 +138,26 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
 
 
-def warn_of_slow_loader(bar: EpochBar, context: RunContext) -> None:
-    """Warn if an epoch, apart from its first batch, spent much of its time waiting for batches, and name remedies."""
-    config, processors = context.config, context.world.cpus
-    waited, seconds = bar.wait_s - bar.first_wait_s, bar.seconds - bar.first_wait_s
-    if waited < max(LONG_WAIT_S, LONG_WAIT * seconds):
-        return
-    images = bar.batches_per_s * bar.seconds * context.batch_size
-    remedies = [f"--workers {processors} (now {config.workers})"] * (config.workers < processors)
-    remedies += ["--cache ram, or disk"] * (config.cache == "none")
-    remedy = " or ".join(remedies) or "more processors, or a smaller --imgsz"
-    log.warning(
-        f"The loader cannot keep up: epoch {bar.label} spent {waited / seconds:.0%} of its time waiting for batches. "
-        f"The loader gives {images / seconds:,.0f} images/s, the steps take {images / (seconds - waited):,.0f}. "
-        f"Give {remedy}."
-    )
+class SlowLoaderWarning(Observer):
+    """Warning after the first epoch if much of it was spent waiting for batches, with remedies."""
+
+    def begin(self, training: Training) -> None:
+        self._training: Training | None = training
+
+    def epoch(self, epoch: EpochResult) -> None:
+        training, self._training = self._training, None
+        if training is None or epoch.data_wait < LONG_WAIT:
+            return
+        rate, config, processors = epoch.images_per_s, training.context.config, training.context.world.cpus
+        if epoch.data_wait * training.data.images_per_epoch < LONG_WAIT_S * rate:
+            return
+        remedies = [f"--workers {processors} (now {config.workers})"] * (config.workers < processors)
+        remedies += ["--cache ram, or disk"] * (config.cache == "none")
+        log.warning(
+            f"The loader cannot keep up: {epoch.data_wait:.0%} of epoch {epoch.number} was spent waiting for batches. "
+            f"It gives {rate:,.0f} images/s, and the steps alone would take {rate / (1 - epoch.data_wait):,.0f}. Give "
+            f"{' or '.join(remedies) or 'more processors, or a smaller --imgsz'}."
+        )
 
 
 def class_weights(hyp: Hyp, index: DatasetIndex) -> Tensor | None:

@@ -19,11 +19,11 @@ from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpo
 from tessera.utils.config import AUTO, Hyp, TrainConfig, given_hyp
 from tessera.utils.engine.state import EarlyStopping
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.files import absolute_path, reachable_path, user_path
+from tessera.utils.files import LOCK, absolute_path, reachable_path, user_path
 from tessera.utils.ranks.launch import check_batch_size
-from tessera.utils.ranks.run_lock import LOCK, lock_run
+from tessera.utils.ranks.run_lock import lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.report.console import plain_folder, plain_metrics
+from tessera.utils.report.console import TrainingResult
 from tessera.utils.report.results_csv import ERRORS
 from tessera.utils.text import one_line, plural, shown
 from tessera.utils.types import Metrics
@@ -260,38 +260,6 @@ def _has_ended(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
     stopper.load_state_dict(checkpoint["stopper"])
     stopped = checkpoint["step_in_epoch"] == 0 and stopper.has_stopped(checkpoint["epoch"])
     return checkpoint["epoch"] >= config.epochs or stopped
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingResult:
-    """Result of a training; of a search, of its last training here. Values that do not apply are None."""
-
-    metrics: Metrics | None = None  # of the best epoch
-    run: Path | None = None  # run directory, or the directory of a search
-    data: str | None = None  # `--data`
-    epochs: int | None = None  # finished
-    best_epoch: int | None = None  # from 0; None if none is better than the initial weights
-    stopped_early: bool | None = None  # by `--patience`
-    checked: dict[str, Any] | None = None  # result of `--check-data`
-    exit_code: int = 0
-
-    def as_search_result(self) -> TrainingResult:
-        """Return the result with the directory of the search instead of the run."""
-        return dataclasses.replace(self, run=self.run.parent if self.run else None)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for `--json`."""
-        saved = sorted((self.run / "weights").glob("*.pt")) if self.run else []
-        return {
-            "data": self.data,
-            "epochs": self.epochs,
-            "best_epoch": self.best_epoch,
-            "stopped_early": self.stopped_early,
-            "metrics": self.metrics and plain_metrics(self.metrics),
-            "checkpoints": [str(path) for path in saved],
-            "checked": self.checked,
-            **plain_folder(self.run),
-        }
 
 
 def remember_result(ended: TrainingResult, world: World) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tessera.data.augment.transforms import load_transforms
@@ -53,6 +55,14 @@ OUT_OF_MEMORY_REMEDIES = (
     "Give a smaller --batch-size (-1 chooses the largest that fits), a smaller --imgsz or a smaller model, or free "
     "memory of other processes. A saved run resumes with --resume and a smaller --batch-size."
 )
+
+
+def init_seeds(seed: int) -> None:
+    """Seed Python, NumPy and torch of this process; callers pass seed + 1 + rank."""
+    seed %= 2**32  # the range of NumPy
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the process-level generator that third-party code uses
+    torch.manual_seed(seed)
 
 
 class Recipe(NamedTuple):

@@ -24,10 +24,9 @@ from tessera.utils.flags.objective import Metric, parse_objective
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.failures import StopSignals
-from tessera.utils.report.console import table_header, validation_line
+from tessera.utils.report.console import TrainingResult, table_header, validation_line
 from tessera.utils.report.observers import Observers, RunResult
 from tessera.utils.text import plural
-from tessera.utils.training.resume_target import TrainingResult
 from tessera.utils.training.setup import OUT_OF_MEMORY_REMEDIES
 from tessera.utils.types import Metrics
 

@@ -124,11 +124,13 @@ def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
     assert text.endswith("Use a lower warmup_epochs in --hyp.")
 
 
-def test_pretrained_weights_are_suggested_for_few_images() -> None:
+def test_short_runs_start_from_weights_and_hear_of_better_ones() -> None:
     for flags, images, weights, begins in (
         ({}, 160, "tessera-n", "Training from tessera-n on 160 images; weights pretrained on photographs usually do"),
         ({"cfg": "yolov5n.yaml"}, 160, "", "Training from scratch on 160 images; "),
-        ({}, 300, "", ""),
+        ({}, 16 * 99, "tessera-n", "Training from tessera-n on 1,584 images; "),
+        ({}, 16 * 100, "", ""),  # 100 epochs of 100 batches
+        ({"epochs": 99}, 16 * 100, "tessera-n", "Training from tessera-n on 1,600 images; "),
         ({"weights": "a.pt"}, 160, "a.pt", ""),
     ):
         config = TrainConfig(**{**flags, "weights": chosen_weights(TrainConfig(**flags), images)})

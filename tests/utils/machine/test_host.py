@@ -15,14 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.utils.evaluation.network import single_threaded_pool
 from tessera.utils.machine import host
-from tessera.utils.machine.host import (
-    available_memory,
-    capture_library_output,
-    cpus_of_process,
-    single_threaded_pool,
-    usable_cpus,
-)
+from tessera.utils.machine.host import available_memory, capture_library_output, cpus_of_process, usable_cpus
 
 PROGRAM = """
 import resource

@@ -18,9 +18,10 @@ from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
+from tessera.utils.files import LOCK
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks import run_lock
-from tessera.utils.ranks.run_lock import LOCK, RunLock, RunLockedError, lock_run
+from tessera.utils.ranks.run_lock import RunLock, RunLockedError, lock_run
 from tessera.utils.ranks.world import World
 from tests.data.feed.another_process import another_process, in_another_process
 

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import tessera
+from tessera.analysis.charts import read_results
 from tessera.analysis.trackers import Trackers
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
@@ -22,7 +23,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
-from tessera.utils.report.results_csv import RunFiles, read_results
+from tessera.utils.report.results_csv import RunFiles
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import TINY, Trainer
 

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tessera.analysis.charts import read_results
 from tessera.utils.errors import UserError
-from tessera.utils.report.results_csv import ResultsTable, read_results, result_columns
+from tessera.utils.report.results_csv import ResultsTable, result_columns
 
 NAMES = ("box", "obj", "cls")
 RESULT_COLUMNS = result_columns(NAMES)

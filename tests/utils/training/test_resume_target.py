@@ -22,13 +22,8 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.run_lock import RunLockedError, lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.training.resume_target import (
-    TrainingResult,
-    TrainTarget,
-    recall_result,
-    remember_result,
-    resume_target,
-)
+from tessera.utils.report.console import TrainingResult
+from tessera.utils.training.resume_target import TrainTarget, recall_result, remember_result, resume_target
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
 from tests.utils.checkpoints.made_state import METRICS
