@@ -121,6 +121,7 @@ def train(
         validation = Validation(training, val_loader, saver, observers, profile, stop_signals)
         log.info(row("Device", world.describe()))
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
+
         validation.before_training()
         for epoch in state.epochs_left(context.config.epochs):
             began = time.perf_counter()
@@ -129,7 +130,6 @@ def train(
             state.model.train()
             with EpochBar(epoch, batches, training) as bar:
                 stream = bar.timed(profile.waited(loader.batches(epoch, progress.batch_in_epoch)))
-                validation.prefetch(epoch)
                 stream = world.accelerator.prefetch(observers.batches(stream))
                 while progress.batch_in_epoch < batches:
                     iteration = epoch * batches + progress.batch_in_epoch

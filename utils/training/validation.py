@@ -78,17 +78,6 @@ class Validation:
         self._state.stopper.update(INITIAL, self._score(evaluation))
         self._saver.before_training(evaluation.metrics)
 
-    def prefetch(self, epoch: int) -> None:
-        """Let the workers build the first batches of the validation of `epoch`, while the epoch is trained.
-
-        Only its first call starts processes, which must not happen while a checkpoint is written.
-        """
-        if self._is_due(epoch):
-            self._loader.begin()
-
-    def _is_due(self, epoch: int) -> bool:
-        return not self._context.config.noval or epoch + 1 == self._context.config.epochs
-
     def after_epoch(self, epoch: int) -> Validated:
         """Return the metrics and the score of `epoch`, from 0; nothing with --noval, except for the last epoch.
 
@@ -99,10 +88,11 @@ class Validation:
             Interrupted: a rank received a stop signal; last.pt is written. On every rank.
         """
         world, config = self._context.world, self._context.config
-        if not self._is_due(epoch):
-            return Validated()
         is_last = epoch + 1 == config.epochs
+        if config.noval and not is_last:
+            return Validated()
         settings = Settings(stop_requested=self._stop_signals.stop_requested, boxes=is_last)
+        self._loader.begin()  # forks workers, which must not happen during a write
         self._saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
         with self._profile.stage("validation"):
