@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import Conv
 from tessera.utils.errors import ConfigError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.ddp import message_parts
 from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -34,47 +30,6 @@ class Precision:
     def name(self) -> str:
         """Short name: bf16, fp16 or fp32."""
         return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
-
-
-class CastWeights:
-    """A model's convolution weights in autocast's type, cast together: autocast takes two launches for each weight.
-
-    Gradients are cast back together too, in parts like those that ranks send.
-    """
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        in_float32 = {m.conv for m in model.modules() if isinstance(m, Conv) and m.frozen_statistics}
-        convs = [m._parameters for m in model.modules() if isinstance(m, nn.Conv2d) and m not in in_float32]
-        self._owners = {p: (own, name) for own in convs for name, p in own.items() if p is not None and p.requires_grad}
-        self._parts, self._dtype = message_parts([*self._owners]), dtype
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Inside, the convolutions have the cast weights."""
-        try:
-            for part in self._parts:
-                for weight, cast in zip(part, _Cast.apply(self._dtype, *part), strict=True):
-                    own, name = self._owners[weight]
-                    own[name] = cast
-            yield
-        finally:
-            for weight, (own, name) in self._owners.items():
-                own[name] = weight
-
-
-class _Cast(torch.autograd.Function):
-    """Several tensors in another type."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        made = tuple(torch.empty_like(tensor, dtype=dtype) for tensor in tensors)
-        torch._foreach_copy_(made, tensors)
-        return made
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_Cast.forward(ctx, torch.float32, *grads)
 
 
 def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -> Precision:

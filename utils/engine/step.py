@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from tessera.models.heads.criterion import Criterion
 from tessera.models.layers.blocks import Conv
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.precision import CastWeights
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import Progress, Teach, TrainState, no_teacher
 from tessera.utils.machine.accelerator import Accelerator
@@ -80,8 +79,6 @@ class TrainStep:
         self._context, self._world, self._accelerator = context, context.world, context.world.accelerator
         self._statistics = RunningStatistics(state.model)
         self._reader = FlagReader(self._accelerator)
-        plain = context.config.compile or state.precision.dtype == torch.float32
-        self._cast_weights = nullcontext if plain else CastWeights(state.model, state.precision.dtype)
         self._stage, self._observe, self._teach = (profile or NoProfile()).stage, observe, teach
 
     def __call__(
@@ -121,7 +118,7 @@ class TrainStep:
             # The student's forward does not change the counts: the all-reduce overlaps with it.
             stop_request = torch.full((1,), float(stop_requested()), device=device)
             summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
-        with self._stage("forward"), precision.autocast(), self._cast_weights():
+        with self._stage("forward"), precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):
             counts = summing()

@@ -66,7 +66,7 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self._collectives, self._ranks = module, collectives, ranks
         self._averages = True
-        self._buckets = [_Bucket(part) for part in message_parts([p for p in module.parameters() if p.requires_grad])]
+        self._buckets = _cut([p for p in module.parameters() if p.requires_grad][::-1])
         self._missing: list[int] = []  # gradients by bucket, in a backward
         self._sums: list[Callable[[], Tensor]] = []  # of the first buckets: all ranks send them in the same order
         for number, bucket in enumerate(self._buckets):
@@ -136,17 +136,17 @@ class _Bucket:
             parameter.grad = view
 
 
-def message_parts(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return consecutive parameters of one type, each part as large as one message, from the last parameter."""
+def _cut(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
+    """Return buckets of consecutive parameters of one type, each as large as one message."""
     groups: list[list[nn.Parameter]] = []
     free_bytes, dtype = 0, None
-    for parameter in reversed(parameters):
+    for parameter in parameters:
         if free_bytes <= 0 or parameter.dtype != dtype:
             groups.append([])
             free_bytes, dtype = _BUCKET_BYTES, parameter.dtype
         groups[-1].append(parameter)
         free_bytes -= parameter.nbytes
-    return groups
+    return [_Bucket(group) for group in groups]
 
 
 def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +11,14 @@ from torch import Tensor, nn
 
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.precision import CastWeights
 from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, scaled_batch, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
 from tessera.utils.image_size import ImageSize, SizeHw, size_hw_of
-from tessera.utils.ranks import ddp
 from tessera.utils.ranks.world import World
 from tessera.utils.training.setup import check_statistics
 from tessera.utils.types import Batch
 from tests.data.made_run import made_run
-from tests.utils.engine.trainer import FREE, SIZE, TINY, Trainer, made_batch, spoiled
+from tests.utils.engine.trainer import SIZE, TINY, Trainer, made_batch, spoiled
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
@@ -118,23 +115,6 @@ def gradient_of_a_step(parts: list[Batch]) -> list[Tensor]:
 def apart(a: list[Tensor], b: list[Tensor]) -> float:
     """Largest difference of two gradients, as a fraction of the largest value."""
     return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True)) / max(float(x.abs().max()) for x in a)
-
-
-def test_weights_are_cast_together_as_autocast_casts_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, with frozen weights and statistics, in several parts, over two batches."""
-    monkeypatch.setattr(ddp, "_BUCKET_BYTES", 1000)
-    trainers = [Trainer(dtype=torch.bfloat16, cfg=FREE) for _ in range(2)]
-    for trainer, together in zip(trainers, (True, False), strict=True):
-        trainer.model.freeze_bn_statistics(1)
-        cast(nn.Conv2d, trainer.model.model[1].conv).weight.requires_grad_(False)
-        trainer.step = TrainStep(trainer.model, trainer.state, trainer.criterion, trainer.context)
-        assert isinstance(trainer.step._cast_weights, CastWeights)
-        if not together:
-            trainer.step._cast_weights = nullcontext  # type: ignore[assignment]
-        for seed in (0, 2):
-            trainer.step([made_batch(seed), made_batch(seed + 1)], 2)
-    for one, other in zip(*(trainer.tensors() for trainer in trainers), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_four_batches_with_equal_counts_have_the_gradient_of_one_of_64() -> None:
