@@ -115,8 +115,8 @@ class ModelEMA(Generic[M]):
         weight = 1 - ema_decay(self.updates, self._fraction)
         if isinstance(taken, Tensor):
             # The same lerp, as SGD of ½ (average − value)², whose kernel skips by a flag on the device.
-            fixed = {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": True, "is_first_step": False}
-            torch._fused_sgd_(averages, values, [], weight_decay=1, lr=weight, found_inf=(~taken).float(), **fixed)
+            rest = {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": True, "is_first_step": False}
+            torch._fused_sgd_(averages, values, [], weight_decay=1, lr=weight, found_inf=(~taken).float(), **rest)
         else:
             torch._foreach_lerp_(averages, values, weight * taken)
         if others:
