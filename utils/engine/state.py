@@ -114,9 +114,9 @@ class ModelEMA(Generic[M]):
         averages, values, others, copied = self._tensors
         weight = 1 - ema_decay(self.updates, self._fraction)
         if isinstance(taken, Tensor):
-            # The same lerp, as SGD of ½ (average − value)², whose kernel skips by a flag on the device.
-            rest = {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": True, "is_first_step": False}
-            torch._fused_sgd_(averages, values, [], weight_decay=1, lr=weight, found_inf=(~taken).float(), **rest)
+            steps = torch._foreach_sub(values, averages)
+            torch._foreach_mul_(steps, taken * weight)
+            torch._foreach_add_(averages, steps)
         else:
             torch._foreach_lerp_(averages, values, weight * taken)
         if others:
