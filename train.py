@@ -38,7 +38,7 @@ def before_torch(flags: TrainConfig) -> None:
     """Run `--check-data`, and exit; for a new run, check its dataset YAML."""
     if flags.check_data:
         sys.exit(run_command(TrainConfig, sys.argv[1:], lambda _: extension("dataset checks").check_data(flags)))
-    if not flags.resume:
+    if not flags.resume:  # imported late: --help does without NumPy
         import_module("tessera.data.source.dataset_yaml").read_dataset_yaml(flags.data)
 
 

@@ -110,10 +110,9 @@ class Saver(AbstractContextManager["Saver"]):
         """
         progress = self._state.progress
         if stop or due(progress.step, self._context.config.save_steps):
-            # On a device with a queue, saving reads the remaining flags.
-            stop = self._save(["last.pt"], wait=stop) or stop
+            stop = self._flush_steps().stop or stop  # on a device with a queue, of this step
+            self._save(["last.pt"], wait=stop)
         if stop:
-            self.flush()
             self._interrupt(f"epoch {progress.epoch} after batch {progress.batch_in_epoch}")
 
     def before_validation(self) -> None:
@@ -161,14 +160,14 @@ class Saver(AbstractContextManager["Saver"]):
         if interrupted:
             self._interrupt(f"the end of epoch {epoch}")
 
-    def _save(self, names: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save complete checkpoints called `names`, and best.pt; return whether a stop was requested by then.
+    def _save(self, names: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> None:
+        """Save complete checkpoints called `names`, and best.pt.
 
         With `wait` the files are written on return, and those whose last write failed.
         """
         world = self._context.world
         world.set_activity("saving a checkpoint")
-        stop = self._flush_steps().stop
+        self._flush_steps()
         losses = world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:
@@ -189,7 +188,6 @@ class Saver(AbstractContextManager["Saver"]):
         self._run_on_main(write)
         self._begun = not world.is_main and (self._begun or "last.pt" in names)
         world.set_activity("training")
-        return stop
 
     def _run_on_main(self, work: Callable[[], object]) -> None:
         """Run `work` on rank 0; then every rank knows whether last.pt is saved."""

@@ -421,6 +421,8 @@ class Cuda(Accelerator):
     def _send_all(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Copy the tensors of the host in one buffer: small ones take the time of as many copies."""
         hosted = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+        if not hosted:
+            return tensors
         flat = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in hosted.values()]
         parts = [F.pad(t.view(torch.uint8), (0, -t.nbytes % _ALIGNMENT)) for t in flat]
         sent = self._send(torch.cat(parts)).split([len(part) for part in parts])

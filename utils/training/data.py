@@ -139,23 +139,28 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
 
 
 class SlowLoaderWarning(Observer):
-    """Warning after the first epoch if much of it was spent waiting for batches, with remedies."""
+    """Warning after the first whole epoch if much of it was spent waiting for batches, with remedies."""
 
     def begin(self, training: Training) -> None:
         self._training: Training | None = training
+        self._is_rest = training.state.progress.batch_in_epoch > 0
 
     def epoch(self, epoch: EpochResult) -> None:
+        if self._is_rest:
+            self._is_rest = False
+            return
         training, self._training = self._training, None
         if training is None or epoch.data_wait < LONG_WAIT:
             return
         rate, config, processors = epoch.images_per_s, training.context.config, training.context.world.cpus
+        possible = rate / max(1 - epoch.data_wait, 0.01)
         if epoch.data_wait * training.data.images_per_epoch < LONG_WAIT_S * rate:
             return
         remedies = [f"--workers {processors} (now {config.workers})"] * (config.workers < processors)
         remedies += ["--cache ram, or disk"] * (config.cache == "none")
         log.warning(
             f"The loader cannot keep up: {epoch.data_wait:.0%} of epoch {epoch.number} was spent waiting for batches. "
-            f"It gives {rate:,.0f} images/s, and the steps alone would take {rate / (1 - epoch.data_wait):,.0f}. Give "
+            f"It gives {rate:,.0f} images/s, and the steps alone would take {possible:,.0f}. Give "
             f"{' or '.join(remedies) or 'more processors, or a smaller --imgsz'}."
         )
 

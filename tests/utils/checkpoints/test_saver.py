@@ -16,6 +16,7 @@ from tessera.utils.checkpoints import saver as module
 from tessera.utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.saver import Saver, snapshot
+from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import Interrupted, UserError, with_notes
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
@@ -114,18 +115,20 @@ def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
     assert (saver.folder / "last.pt").read_bytes() == before
 
 
-@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize(("passes", "by_flush"), [(True, False), (True, True), (False, False)])
 def test_a_stop_writes_its_file_after_a_failed_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, passes: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, passes: bool, by_flush: bool
 ) -> None:
+    """On a device with a queue the flags of a step that is saved may be read only then."""
     fill_disk(monkeypatch, [True, not passes])
     state = make_state()
-    with caplog.at_level(logging.WARNING), open_saver(tmp_path, state) as saver:
+    with caplog.at_level(logging.WARNING), open_saver(tmp_path, state, save_steps=2) as saver:
         train(state, 1)
         save_epoch(saver)
         train(state, 1)
+        monkeypatch.setattr(saver, "_flush_steps", lambda: StepFlags(stop=by_flush))
         with pytest.raises(Interrupted if passes else UserError, match="Stopped" if passes else "step 2 does not fit"):
-            saver.after_step(stop=True)
+            saver.after_step(stop=not by_flush)
         assert not passes or load_checkpoint(saver.folder / "last.pt")["step"] == 2
     assert caplog.text.count("The last checkpoint was not written") == 1
     assert "step 1 does not fit" in caplog.text

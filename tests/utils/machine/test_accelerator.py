@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.layers.blocks import Conv
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.environment import Launch
@@ -83,6 +84,7 @@ def test_cuda_copies_the_tensors_of_a_dataclass_at_once(monkeypatch: pytest.Monk
         assert (
             found.dtype == own.dtype and torch.equal(found, own) and found.storage_offset() * found.itemsize % 16 == 0
         )
+    assert Cuda().send(LossSettings(box=1, cls=1, class_weights=there)).class_weights is there and len(copies) == 1
 
 
 def test_cuda_tunes_no_kernel_where_shapes_vary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,9 @@ def test_a_loader_that_cannot_keep_up_is_named_once_with_its_speed(
 ) -> None:
     context = SimpleNamespace(config=TrainConfig(**{"workers": 2, **flags}), world=SimpleNamespace(cpus=8))
     warning, epoch = data.SlowLoaderWarning(), EpochResult(3, (), None, (), 120.0, wait, images_per_s=64.0)
-    warning.begin(cast(Any, SimpleNamespace(context=context, data=SimpleNamespace(images_per_epoch=images))))
+    state, part = SimpleNamespace(progress=SimpleNamespace(batch_in_epoch=5)), SimpleNamespace(images_per_epoch=images)
+    warning.begin(cast(Any, SimpleNamespace(context=context, data=part, state=state)))
+    warning.epoch(EpochResult(2, (), None, (), 120.0, 1.0, images_per_s=10.0))  # the rest of a resumed epoch
     warning.epoch(epoch)
     warning.epoch(epoch)
     start = "The loader cannot keep up: 60% of epoch 3 was spent waiting for batches. It gives 64 images/s, "
