@@ -419,6 +419,8 @@ class TrainConfig(Options):
                 "--report without --check-data: it writes the page of the dataset checks. Add --check-data; a "
                 "training writes report.html unless --noreport."
             )
+        if self.check_data and self.resume not in ("", AUTO):
+            raise ConfigError("--check-data with --resume: it checks the dataset of --data. Omit --resume.")
         if self.overlap != TrainConfig.overlap and not (self.tile or self.resume):
             raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
         if not self.data:

@@ -107,7 +107,7 @@ def read_dataset_yaml(data: str | Path) -> tuple[Path, YamlMapping, Classes | No
 
 def _find_yaml(data: str | Path) -> Path:
     given = user_path(data, "--data")
-    suffixed = [given] if given.suffix in (".yaml", ".yml") else [given, given.with_name(given.name + ".yaml")]
+    suffixed = [given] if given.suffix in (".yaml", ".yml") else [given, Path(f"{given}.yaml")]
     tried = [*suffixed, *(_FOLDER / path for path in suffixed if not path.is_absolute())]
     for path in tried:
         if os.path.isfile(path):  # noqa: PTH113 - Path.is_file() raises if a folder is not readable

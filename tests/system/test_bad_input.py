@@ -117,6 +117,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "a file for a run directory": (train, "--project %/best.pt/runs", 1, ("cannot be made or written to", "--project")),
     "nothing to resume": (train, "--resume --cfg '' --project %/empty", 1, ("no checkpoint", "--resume path")),
     "page of nothing": (train, "--report", 2, "--report without --check-data"),
+    "check of a run": (train, "--check-data --resume runs/exp", 2, "--check-data with --resume: it checks the dataset"),
     "page below a file": (train, "--check-data --report %/tiny.yaml/x", 1, ("--report", "folder")),
     "unknown objective": (train, "--evolve 2 --objective mapp", 2, "Did you mean 'map'"),
     "missing search": (train, "--evolve 2 --resume %/nix --hyp hyp.short.yaml", 1, "nix: no directory of a search"),

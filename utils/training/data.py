@@ -160,7 +160,7 @@ class SlowLoaderWarning(Observer):
         remedies += ["--cache ram, or disk"] * (config.cache == "none")
         log.warning(
             f"The loader cannot keep up: {epoch.data_wait:.0%} of epoch {epoch.number} was spent waiting for batches. "
-            f"It gives {rate:,.0f} images/s, and the steps alone would take {possible:,.0f}. Give "
+            f"It gives {rate:,.0f} images/s, and the steps could take {possible:,.0f}. Give "
             f"{' or '.join(remedies) or 'more processors, or a smaller --imgsz'}."
         )
 

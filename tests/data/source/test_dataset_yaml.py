@@ -61,7 +61,7 @@ def test_an_archive_is_unpacked_first(tmp_path: Path) -> None:
         load_spec(write(tmp_path / "set.zip", "PK"))
 
 
-def test_a_folder_stands_for_its_yaml(tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = dataset(tmp_path / "pets")
     with pytest.raises(ConfigError, match="found a folder without a YAML, expected a dataset YAML"):
         load_spec(root)
@@ -71,6 +71,8 @@ def test_a_folder_stands_for_its_yaml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"found a folder with 'more\.yml', 'pets\.yaml', expected a dataset YAML"):
         load_spec(root)
     assert load_spec(write(root / "data.yaml", BODY)).yaml_path == load_spec(root).yaml_path != other
+    monkeypatch.chdir(root)
+    assert load_spec(".").yaml_path == root / "data.yaml"
 
 
 @pytest.mark.parametrize("place", ["beside", "cwd", "datasets", "yolov5"])

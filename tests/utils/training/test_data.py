@@ -64,7 +64,7 @@ def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(
     [
         (0.6, 16, {}, None),  # an epoch of few seconds says little
         (0.19, 6400, {}, None),
-        (0.6, 6400, {}, "alone would take 160. Give --workers 8 (now 2) or --cache ram, or disk."),
+        (0.6, 6400, {}, "could take 160. Give --workers 8 (now 2) or --cache ram, or disk."),
         (0.6, 6400, {"workers": 8, "cache": "disk"}, "Give more processors, or a smaller --imgsz."),
     ],
 )
