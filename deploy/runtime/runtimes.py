@@ -31,7 +31,7 @@ from tessera.deploy.runtime.exported import (
 )
 from tessera.utils.checkpoints.weights import EXPORTED
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.evaluation.network import MOST_AT_ONCE, ImageDetector, Network
+from tessera.utils.evaluation.network import MAX_CONCURRENT, ImageDetector, Network
 from tessera.utils.files import open_plain, reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
@@ -90,11 +90,11 @@ class _Session:
 
     def enable_concurrency(self) -> int:
         """As Model: small networks are hardly faster on two threads than on one."""
-        at_once = min(self._threads, MOST_AT_ONCE)
-        if at_once > 1 and self._pool is None:
-            self.opened = self._open_with(self._threads // at_once)
-            self._pool = ThreadPoolExecutor(at_once, "ONNX Runtime")
-        return at_once
+        concurrent = min(self._threads, MAX_CONCURRENT)
+        if concurrent > 1 and self._pool is None:
+            self.opened = self._open_with(self._threads // concurrent)
+            self._pool = ThreadPoolExecutor(concurrent, "ONNX Runtime")
+        return concurrent
 
     def rows(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(self.opened.run(None, {name: images})[0])

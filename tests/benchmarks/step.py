@@ -119,8 +119,7 @@ def train_step(
         EarlyStopping(0),
         Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
     )
-    config = TrainConfig(weights="", batch_size=images, compile=options.get("compile", False))
-    context = RunContext(config, case.hyp, world, case.imgsz, model.stride, Path())
+    context = RunContext(TrainConfig(weights="", batch_size=images), case.hyp, world, case.imgsz, model.stride, Path())
     return TrainStep(smart_DDP(model, world=world, **options), state, criterion, context, profile=stages, teach=teach)
 
 

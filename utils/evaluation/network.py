@@ -38,7 +38,7 @@ from tessera.utils.types import Detections
 log = logging.getLogger(__name__)
 
 DEFAULT_IOU = 0.45  # as YOLOv5's
-MOST_AT_ONCE = 8  # images, each of which needs its own memory
+MAX_CONCURRENT = 8  # images, each of which needs its own memory
 
 
 def _one() -> int:
@@ -46,7 +46,7 @@ def _one() -> int:
 
 
 def _threads_of_torch() -> int:
-    return min(torch.get_num_threads(), MOST_AT_ONCE)
+    return min(torch.get_num_threads(), MAX_CONCURRENT)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tessera.utils.types import Batch
 
 T = TypeVar("T")
 
-_ALIGNMENT = 16  # bytes that a kernel may read at once
+_ALIGNMENT = 16  # bytes; CUDA's widest load, whose address must be a multiple of it
 
 # Messages of NCCL, cuBLAS and cuDNN; older cuDNN reports that no kernel has a workspace that fits.
 _OUT_OF_MEMORY = (
@@ -419,7 +419,7 @@ class Cuda(Accelerator):
         return pinned.to(self.device, non_blocking=True)
 
     def _send_all(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """Copy the tensors of the host in one buffer: small ones take the time of as many copies."""
+        """Copy the tensors that are on the host in one buffer: small ones cost a fixed time for each copy."""
         hosted = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
         if not hosted:
             return tensors

@@ -1,4 +1,4 @@
-"""Tests of evaluation: votes on stopping, a device with a queue, and exported files with and without NMS inside."""
+"""Tests of evaluation: votes on stopping, a device with a queue, threads, exported files with and without NMS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tessera.models.heads.criterion import LossSettings
 from tessera.models.nms import NmsSettings
 from tessera.utils.config import load_hyp
 from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, Settings, _voting, evaluate
-from tessera.utils.evaluation.network import ImageDetector, Network, TimedDetections, network_of
+from tessera.utils.evaluation.network import ImageDetector, Network, TimedDetections, network_of, single_threaded_pool
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch
@@ -212,3 +212,26 @@ def test_every_image_is_padded_to_the_one_size_that_a_file_takes(loader: ValLoad
         build_val_loader(store, World(), batch_size=4, stride=32, workers=0, size_hw=(64, 96)) as padded,
     ):
         assert [batch.images.shape for batch in padded] == [(4, 64, 96, 3)] * 2
+
+
+def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, real = torch.get_num_threads(), torch.set_num_threads
+
+    def late(count: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.1)
+        real(count)
+
+    real(3)
+    try:
+        with single_threaded_pool(2, "apart") as pool:
+            assert pool.submit(torch.get_num_threads).result() == 1 and torch.get_num_threads() == 3
+        monkeypatch.setattr(torch, "set_num_threads", late)
+        with single_threaded_pool(2, "apart") as pool:
+            pool.submit(int)
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        real(before)

@@ -71,7 +71,7 @@ def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(non_max_suppression(boxes, NmsSettings(0.2, 0.5), Metal.widest)[0]) == 1
 
 
-def test_cuda_copies_the_tensors_of_a_dataclass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_copies_the_tensors_of_a_dataclass_in_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Tensor] = []
     monkeypatch.setattr(Cuda, "_send", lambda self, tensor: copies.append(tensor) or tensor.clone())
     rows, there, none = torch.arange(35).view(5, 7), torch.ones(2, device="meta"), torch.from_numpy(np.zeros(0, int))

@@ -1,4 +1,4 @@
-"""Thread pools, malloc settings, processors and memory by affinity and control groups (v1, v2), open files."""
+"""Malloc settings, processors and memory by affinity and control groups (v1, v2), open files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
-from tessera.utils.evaluation.network import single_threaded_pool
 from tessera.utils.machine import host
 from tessera.utils.machine.host import available_memory, capture_library_output, cpus_of_process, usable_cpus
 
@@ -44,29 +39,6 @@ def test_freed_memory_is_used_again_without_the_kernel() -> None:
     if by_default < 50:
         pytest.skip(f"this C library or kernel maps no memory again: {by_default} page faults for 128 MiB")
     assert reused < by_default / 10
-
-
-def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before, real = torch.get_num_threads(), torch.set_num_threads
-
-    def late(count: int) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.1)
-        real(count)
-
-    real(3)
-    try:
-        with single_threaded_pool(2, "apart") as pool:
-            assert pool.submit(torch.get_num_threads).result() == 1 and torch.get_num_threads() == 3
-        monkeypatch.setattr(torch, "set_num_threads", late)
-        with single_threaded_pool(2, "apart") as pool:
-            pool.submit(int)
-        with ThreadPoolExecutor(1) as later:
-            assert later.submit(torch.get_num_threads).result() == 3
-    finally:
-        real(before)
 
 
 def test_of_what_libraries_print_the_known_lines_are_held_back_and_others_have_no_controls(
