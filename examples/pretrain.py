@@ -24,6 +24,7 @@ from tessera.models.heads.free import AnchorFreeLoss, DetectFree
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.initial_model import DRAWN
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights, resolve_weights
 from tessera.utils.environment import datasets_dir
 
@@ -128,8 +129,7 @@ def main(
         for key, tensor in weights.state_dict.items()
         if ".adapters." not in key
     }
-    # Names that no dataset has, which would get the recipe for known classes.
-    names = [f"drawn {shape}" for shape in weights.names]
+    names = [f"{DRAWN}{shape}" for shape in weights.names]  # choose the recipe, and are no dataset's
     plain = DetectionModel(f"{name}.yaml", names=names).yaml
     start = {**weights.checkpoint, "config": {}, "names": names, "ema": tensors, "model_yaml": plain}
     save_checkpoint(results / f"{name}.pt", start)

@@ -28,7 +28,7 @@ from tessera.utils.yaml_file import YamlMapping, read_yaml
 HYPS_DIR = HOME / "data" / "hyps"
 CacheMode = Literal["none", "ram", "disk"]  # cache of decoded images
 Sampling = Literal["shuffled", "balanced"]  # images of an epoch
-OptimizerName = Literal["SGD", "Adam", "AdamW"]
+OptimizerName = Literal["SGD", "Adam", "AdamW", "Muon"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 OWN_WEIGHTS = "tessera-n"  # that come with the program
 NO_TEACHER = "none"  # value of --teacher

@@ -33,8 +33,9 @@ Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of empty areas of a warp
 _MOST_ROWS = 20  # classes of a printed table
 CocoId = int | str
-# What a new run begins with: nothing, weights of all its classes for the same model, other weights, or a classifier's.
-Pretraining = Literal["scratch", "known", "new", "backbone"]
+# What a new run begins with: nothing, weights of drawn shapes, of all its classes for the same model, other weights, or
+# a classifier's.
+Pretraining = Literal["scratch", "drawn", "known", "new", "backbone"]
 
 
 class CocoIds(NamedTuple):

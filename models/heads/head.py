@@ -33,7 +33,8 @@ class Recipes(NamedTuple):
     """Hyperparameter files (data/hyps) of a head's models."""
 
     long: str  # of long runs
-    short: str  # of short ones, from scratch or from weights
+    short: str  # of short ones, from scratch or from weights pretrained on drawn shapes
+    new: str  # of short ones from weights of other classes
     known: str  # of short ones from weights with all classes of the data
     backbone: str  # of short ones from a classifier's backbone
 
@@ -59,7 +60,9 @@ class Head(nn.Module, ABC):
     """
 
     has_objectness: ClassVar[bool] = False  # whether decoded rows have an objectness between box and classes
-    recipes: ClassVar[Recipes] = Recipes("hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml")
+    recipes: ClassVar[Recipes] = Recipes(
+        "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml"
+    )
     # Required top-level keys of a model YAML that only this head has, with their readers.
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
     # Buffers from the YAML, which pretrained weights do not replace if the user sets them.

@@ -13,7 +13,7 @@ from tests.utils.engine.trainer import Trainer, made_batch, spoiled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 @each_head
 def test_the_host_never_waits_for_the_device(gate: Gate, head: str, dtype: torch.dtype, optimizer: str) -> None:
     trainer = made_trainer(gate, dtype, optimizer, head)

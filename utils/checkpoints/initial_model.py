@@ -32,6 +32,7 @@ from tessera.utils.types import Pretraining
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "tessera-n.yaml"  # named in the help of --cfg, too
+DRAWN = "drawn "  # begins the class names of weights pretrained on drawn shapes (examples/pretrain.py)
 _OTHER = "another architecture"
 _LEAST_FRACTION = 0.05  # fraction of a model's weights; what fits by chance is less
 _USUAL_FRACTION = 0.5
@@ -57,7 +58,9 @@ def pretraining_of(config: TrainConfig, names: Sequence[str], weights: Weights |
     knows_all = -1 not in match_classes(weights.names, names)
     has_names = not (has_placeholder_names(names) or has_placeholder_names(weights.names))
     own_model = not config.cfg or _is_model_of(weights, config.cfg)
-    return "known" if knows_all and has_names and own_model else "new"
+    if knows_all and has_names and own_model:
+        return "known"
+    return "drawn" if all(name.startswith(DRAWN) for name in weights.names) else "new"
 
 
 def _is_model_of(weights: Weights, cfg: str) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp
+from tessera.utils.engine.muon import Muon, is_matrix
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 from tessera.utils.user_parts import load_part
@@ -63,6 +64,7 @@ OPTIMIZERS = {
     "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", frozenset({"momentum_buffer"})),
     "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", _MOMENTS),
     "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", _MOMENTS),
+    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", _MOMENTS),
 }
 
 
@@ -82,7 +84,7 @@ def build_optimizer(
 
     Args:
         model: the raw model.
-        name: SGD (Nesterov), Adam or AdamW, whose beta1 is the momentum; or module:name of a factory.
+        name: SGD (Nesterov); Adam, AdamW or Muon, whose beta1 is the momentum; or module:name of a factory.
         batch_size: images of a global batch.
         fused: use the device's fused kernels.
         layer_decay: ratio of a layer's learning rate to the next layer's; 1 = equal rates.
@@ -131,8 +133,10 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         return
     for parameter, state in optimizer.state.items():
         moments = {name: value for name, value in state.items() if name != "step" and value is not None}
-        counts = ("step" in state) == ("step" in known.state_names)
-        if not isinstance(parameter, Tensor) or not moments.keys() <= known.state_names or not counts:
+        is_tensor = isinstance(parameter, Tensor)
+        of_muon = known.type is Muon and is_tensor and is_matrix(parameter)
+        names = frozenset({"exp_avg"}) if of_muon else known.state_names
+        if not is_tensor or not moments.keys() <= names or ("step" in state) != ("step" in names):
             raise ValueError(f"it has {', '.join(map(shown, state))}")
         if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
             raise ValueError("its moments have other shapes than the parameters")

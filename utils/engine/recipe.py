@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _PRETRAININGS: dict[Pretraining, str] = {
     "scratch": "from scratch",
+    "drawn": "from weights pretrained on drawn shapes",
     "known": "from weights that know all of these classes",
     "new": "from weights of other classes, of unnamed classes, or of another model",
     "backbone": "from a classifier's backbone",
@@ -30,8 +31,10 @@ GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head diffe
 
 def recipe_file(head: type[Head], pretraining: Pretraining, batches: int) -> str:
     """Return the hyperparameter file for a head's models and a run of `batches` batches."""
-    by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
-    return {"known": head.recipes.known, "backbone": head.recipes.backbone}.get(pretraining, by_length)
+    recipes = head.recipes
+    short = recipes.new if pretraining == "new" else recipes.short
+    by_length = recipes.long if batches >= LONG_RUN else short
+    return {"known": recipes.known, "backbone": recipes.backbone}.get(pretraining, by_length)
 
 
 def choose_hyp(
@@ -68,7 +71,7 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
 def report_recipe(context: RunContext, schedule: Schedule, head: Head) -> None:
     """Log the recipe and its schedule, and warn if they do not suit this run."""
     reason = _PRETRAININGS[context.pretraining]
-    if context.pretraining in ("scratch", "new"):
+    if context.pretraining not in ("known", "backbone"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
     is_usual = not context.resumed and context.config.hyp[:1] == (
         recipe_file(type(head), context.pretraining, schedule.iterations),
@@ -140,15 +143,16 @@ def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list
 
 def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
     """Warn if `--optimizer` is of another kind than the hyperparameters', and lr0 far from its usual rate."""
-    family = family_of(context.optimizer)
+    family, rate = family_of(context.optimizer), context.hyp.lr0
     if family == family_of(context.hyp.optimizer):
         return []
     recipes = ((file, load_hyp(file)) for file in head.recipes)
-    file, other = next(((f, hyp) for f, hyp in recipes if family_of(hyp.optimizer) == family), ("", context.hyp))
-    if other.lr0 / RATE_RATIO < context.hyp.lr0 < other.lr0 * RATE_RATIO:
+    ratios = [(max(hyp.lr0 / rate, rate / hyp.lr0), f, hyp) for f, hyp in recipes if family_of(hyp.optimizer) == family]
+    ratio, file, other = min(ratios, default=(1, "", context.hyp))
+    if ratio < RATE_RATIO:
         return []
     return [
-        f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_words(context)} is for "
+        f"--optimizer {context.optimizer}: lr0 {rate:g} of {_words(context)} is for "
         f"{context.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with "
         "a similar rate."
     ]

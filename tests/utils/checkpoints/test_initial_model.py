@@ -130,6 +130,8 @@ def test_only_completely_loaded_layers_keep_their_statistics(
         ("", NAMES, (*NAMES, "cow"), "new"),
         ("", ("0", "1"), ("0", "1"), "new"),  # of any two datasets without names
         ("", ("item",), ("item",), "new"),
+        ("", ("drawn circle", "drawn star"), NAMES, "drawn"),
+        ("", ("drawn circle", "dog"), NAMES, "new"),
     ],
 )
 def test_kind_of_start(
@@ -138,13 +140,14 @@ def test_kind_of_start(
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
     assert pretraining_of(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == expected
+    other_model = "drawn" if expected == "drawn" else "new"
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
     other, same = (find_model_yaml(name).read_text() for name in ("yolov5n.yaml", "tessera-n.yaml"))
     for text in (other, f"activation: nn.ReLU()\n{same}"):
         own.write_text(text)
-        assert pretraining_of(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+        assert pretraining_of(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == other_model
     foreign = Weights({}, {**trained.yaml, "backbone": [[-1, 1, "Foreign", [64]]]}, before, "a file")
-    assert pretraining_of(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == "new"
+    assert pretraining_of(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == other_model
 
 
 def test_freeze_overrides_the_recipe() -> None:

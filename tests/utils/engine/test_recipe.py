@@ -24,7 +24,7 @@ from tessera.utils.engine.recipe import (
 from tessera.utils.engine.state import ema_decay
 from tessera.utils.types import Pretraining
 from tests.data.made_run import made_run
-from tests.utils.engine.trainer import TINY
+from tests.utils.engine.trainer import FREE, TINY
 
 LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
 BACKBONE = "hyp.tessera-backbone.yaml"
@@ -40,10 +40,12 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
     ("pretraining", "batches", "file", "of_tessera"),
     [
         ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
-        ("new", 9_999, SHORT, "hyp.tessera-short.yaml"),
+        ("drawn", 9_999, SHORT, "hyp.tessera-short.yaml"),
+        ("new", 9_999, SHORT, "hyp.tessera-short-adamw.yaml"),
         ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
         ("backbone", 9_999, SHORT, BACKBONE),
         ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
+        ("drawn", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("new", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("known", 10**9, "hyp.known.yaml", "hyp.tessera-known.yaml"),
         ("backbone", 10**9, SHORT, BACKBONE),
@@ -160,11 +162,16 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
                         "has 0.002. Give --hyp hyp.short.yaml, or a file with a similar rate."]),
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
+        ("hyp.tessera-short.yaml", "AdamW", []),
+        ("hyp.tessera-known.yaml", "Muon", [
+            "--optimizer Muon: lr0 0.0002 of hyp.tessera-known.yaml is for AdamW; hyp.tessera-short.yaml, for Muon, "
+            "has 0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."
+        ]),
         (LOW, "SGD", []),
     ],
 )  # fmt: skip
 def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, text: list[str]) -> None:
-    head = DetectionModel(TINY).head
+    head = DetectionModel(FREE if "tessera" in file else TINY).head
     run, schedule = made(file, 1000, optimizer=optimizer)
     assert recipe_warnings(run, schedule, head) == text
     fitting = dataclasses.replace(run, hyp=dataclasses.replace(run.hyp, lr0=0.004))  # between those of both

@@ -21,7 +21,7 @@ from tests.data.made_run import made_run
 from tests.utils.engine.trainer import SIZE, TINY, Trainer, made_batch, spoiled
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 @pytest.mark.parametrize("first_is_bad", [False, True])
 def test_a_step_that_is_not_finite_leaves_no_trace(optimizer: str, first_is_bad: bool) -> None:
     trainer = Trainer(optimizer=optimizer)

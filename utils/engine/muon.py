@@ -1,0 +1,119 @@
+"""Muon: orthogonalised momentum for matrices and convolution kernels, AdamW for all else.
+
+Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024),
+https://kellerjordan.github.io/posts/muon; its polynomial and number of iterations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+MIN_SIZE = 16  # rows and columns of a matrix
+RMS = 2.0  # root mean square of a matrix's update, in learning rates
+POLYNOMIAL = 3.4445, -4.7750, 2.0315  # a, b, c of an iteration: x becomes (a + b xxᵀ + c (xxᵀ)²) x
+ITERATIONS = 5
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, except that the weights that are matrices follow Muon.
+
+    A kernel (out, in, h, w) is a matrix (out, in · h · w). Its update is the orthogonalised Nesterov momentum with an
+    RMS of `RMS` learning rates; it decays as in AdamW. Its state is the momentum, `exp_avg`.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters, unless `found_inf`, float () on their device, is set and not 0."""
+        pairs = ((p, group) for group in self.param_groups for p in group["params"])
+        matrices = [(p, group) for p, group in pairs if p.grad is not None and is_matrix(p)]
+        if matrices:
+            self._step_matrices(*map(list, zip(*sorted(matrices, key=lambda pair: _shape(pair[0])), strict=True)))
+        for parameter, _ in matrices:
+            parameter.grad = None  # AdamW leaves it alone
+        super().step()
+
+    def _step_matrices(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
+        """Update matrices sorted by shape. All computations are on one flat tensor: a GPU launches few kernels."""
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+        momenta = [self.state[p]["exp_avg"] for p in parameters]
+        gradients, before, weights = map(_flat, ([cast(Tensor, p.grad) for p in parameters], momenta, parameters))
+        beta, skipped = groups[0]["betas"][0], getattr(self, "found_inf", torch.zeros((), device=weights.device)) != 0
+        after = before.lerp(gradients, 1 - beta)
+        shapes, sizes = [_shape(p) for p in parameters], [p.numel() for p in parameters]
+        updates = orthogonalize(gradients.lerp(after, beta), shapes)
+        torch._foreach_mul_(updates.split(sizes), [RMS * max(shape) ** 0.5 for shape in shapes])
+        updates = torch.where(skipped, 0.0, updates.add_(weights, alpha=groups[0]["weight_decay"]))
+        torch._foreach_mul_(updates.split(sizes), [-group["lr"] for group in groups])
+        for tensors, values in ((momenta, torch.where(skipped, before, after)), (parameters, weights + updates)):
+            torch._foreach_copy_(tensors, [_like(v, t) for v, t in zip(values.split(sizes), tensors, strict=True)])
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Whether Muon updates a parameter: a weight of at least MIN_SIZE rows and columns."""
+    return parameter.ndim > 1 and min(_shape(parameter)) >= MIN_SIZE
+
+
+def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
+    """Orthogonalise matrices: bring their singular values near 1, and keep their singular vectors.
+
+    An iteration multiplies a matrix x by p(xxᵀ). These factors commute with the Gram matrix xxᵀ of the first x, so that
+    all iterations run on it, and their product is applied once. Of xxᵀ and xᵀx the smaller is taken.
+
+    Args:
+        flat: all elements of all matrices, one after another.
+        shapes: rows and columns of each; equal shapes are neighbours.
+
+    Returns:
+        The matrices as in `flat`.
+    """
+    counts = Counter(shapes)
+    stacks = [
+        part.view(-1, *shape) if shape[0] <= shape[1] else part.view(-1, *shape).mT
+        for part, shape in zip(flat.split([n * r * c for (r, c), n in counts.items()]), counts, strict=True)
+    ]
+    by_size: dict[int, list[Tensor]] = defaultdict(list)
+    for x in stacks:
+        by_size[x.shape[1]].append(x @ x.mT)
+    factors = {size: iter(_factors(torch.cat(grams)).split([*map(len, grams)])) for size, grams in by_size.items()}
+    products = [next(factors[x.shape[1]]) @ x for x in stacks]
+    wide = [shape[0] <= shape[1] for shape in counts]
+    return torch.cat([(x if is_wide else x.mT).flatten() for x, is_wide in zip(products, wide, strict=True)])
+
+
+def _factors(grams: Tensor) -> Tensor:
+    """Return what the matrices with these Gram matrices, (B, n, n), are multiplied by."""
+    norms = grams.diagonal(dim1=1, dim2=2).sum(1).clamp(min=1e-30)[:, None, None]
+    grams = grams / norms
+    factor = product = _polynomial(grams)
+    for _ in range(ITERATIONS - 1):
+        grams = factor @ grams @ factor
+        factor = _polynomial(grams)
+        product = factor @ product
+    return product / norms.sqrt()
+
+
+def _polynomial(grams: Tensor) -> Tensor:
+    a, b, c = POLYNOMIAL
+    result = torch.baddbmm(grams, grams, grams, beta=b, alpha=c)
+    result.diagonal(dim1=1, dim2=2).add_(a)
+    return result
+
+
+def _shape(parameter: Tensor) -> tuple[int, int]:
+    return len(parameter), parameter[0].numel()
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Copy tensors into one, in the order of their memory if that is channels last."""
+    return torch.cat([t.movedim(1, -1).flatten() for t in tensors])
+
+
+def _like(flat: Tensor, tensor: Tensor) -> Tensor:
+    return flat.view(tensor.movedim(1, -1).shape).movedim(-1, 1)
