@@ -40,7 +40,7 @@ class DetectYOLOX(Head):
     """
 
     has_objectness = True
-    recipes = DetectFree.recipes
+    recipes = DetectFree.recipes._replace(short=DetectFree.recipes.new)
 
     def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float], conv: ConvClass = Conv) -> None:
         super().__init__(nc, strides)

@@ -23,7 +23,7 @@ class Muon(torch.optim.AdamW):
     """AdamW, except that the weights that are matrices follow Muon.
 
     A kernel (out, in, h, w) is a matrix (out, in · h · w). Its update is the orthogonalised Nesterov momentum with an
-    RMS of `RMS` learning rates; it decays as in AdamW. Its state is the momentum, `exp_avg`.
+    RMS of `RMS` learning rates; it decays as in AdamW. Its momentum is `exp_avg` in the state.
     """
 
     @torch.no_grad()
@@ -40,8 +40,8 @@ class Muon(torch.optim.AdamW):
     def _step_matrices(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update matrices sorted by shape. All computations are on one flat tensor: a GPU launches few kernels."""
         for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+            if not self.state[parameter]:  # AdamW demands a number of steps
+                self.state[parameter].update(step=torch.zeros(()), exp_avg=torch.zeros_like(parameter))
         momenta = [self.state[p]["exp_avg"] for p in parameters]
         gradients, before, weights = map(_flat, ([cast(Tensor, p.grad) for p in parameters], momenta, parameters))
         beta, skipped = groups[0]["betas"][0], getattr(self, "found_inf", torch.zeros((), device=weights.device)) != 0

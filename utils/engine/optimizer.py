@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp
-from tessera.utils.engine.muon import Muon, is_matrix
+from tessera.utils.engine.muon import Muon
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 from tessera.utils.user_parts import load_part
@@ -133,10 +133,8 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         return
     for parameter, state in optimizer.state.items():
         moments = {name: value for name, value in state.items() if name != "step" and value is not None}
-        is_tensor = isinstance(parameter, Tensor)
-        of_muon = known.type is Muon and is_tensor and is_matrix(parameter)
-        names = frozenset({"exp_avg"}) if of_muon else known.state_names
-        if not is_tensor or not moments.keys() <= names or ("step" in state) != ("step" in names):
+        counts = ("step" in state) == ("step" in known.state_names)
+        if not isinstance(parameter, Tensor) or not moments.keys() <= known.state_names or not counts:
             raise ValueError(f"it has {', '.join(map(shown, state))}")
         if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
             raise ValueError("its moments have other shapes than the parameters")

@@ -38,14 +38,16 @@ def test_singular_values_are_near_one() -> None:
     u, v = (torch.linalg.qr(torch.randn(n, 24, dtype=torch.float64))[0] for n in (24, 60))
     made = orthogonalize(((u * values) @ v.mT).flatten(), [(24, 60)]).view(24, 60)
     found = (u.mT @ made @ v).diagonal()
-    assert 0.6 < found.min() and found.max() < 1.25
+    assert found.min() > 0.6 and found.max() < 1.25
 
 
 def model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module:
     """Kernels of three shapes that are matrices, a depthwise one and one with few outputs that are not."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 24, 1)]
-    return nn.Sequential(*layers, nn.Conv2d(24, 24, 1), nn.Conv2d(24, 3, 1)).to(torch.float64, memory_format=memory_format)
+    return nn.Sequential(*layers, nn.Conv2d(24, 24, 1), nn.Conv2d(24, 3, 1)).to(
+        torch.float64, memory_format=memory_format
+    )
 
 
 def optimizer_of(module: nn.Module, optimizer: type[torch.optim.AdamW] = Muon) -> torch.optim.AdamW:
@@ -84,6 +86,4 @@ def test_matrices_follow_muon_and_the_rest_adamw(memory_format: torch.memory_for
             update = iterated(gradients[name].lerp(momenta[name], 0.9).flatten(1)).view_as(p)
             rms = RMS * max(len(p), p[0].numel()) ** 0.5
             torch.testing.assert_close(p, before[name] * (1 - 0.01 * 0.1) - 0.01 * rms * update, atol=1e-9, rtol=1e-6)
-            assert muon.state[p].keys() == {"exp_avg"}
             other.get_parameter(name).data.copy_(p)
-
