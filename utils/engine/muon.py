@@ -1,7 +1,7 @@
 """Muon: orthogonalised momentum for matrices and convolution kernels, AdamW for all else.
 
 Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024),
-https://kellerjordan.github.io/posts/muon; its polynomial and number of iterations.
+https://kellerjordan.github.io/posts/muon.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 MIN_SIZE = 16  # rows and columns of a matrix
 RMS = 2.0  # root mean square of a matrix's update, in learning rates
 POLYNOMIAL = 3.4445, -4.7750, 2.0315  # a, b, c of an iteration: x becomes (a + b xxᵀ + c (xxᵀ)²) x
-ITERATIONS = 5
+ITERATIONS = 3  # half the cost of Jordan's 5; mAP50-95 of short runs was equal
 
 
 class Muon(torch.optim.AdamW):

@@ -33,7 +33,7 @@ def test_matrices_are_orthogonalised_each_on_its_own(shapes: list[tuple[int, int
 
 
 def test_singular_values_are_near_one() -> None:
-    """Of a well-conditioned matrix; the largest is 1000 times as large in the other, of a gradient's kind."""
+    """Of a matrix whose largest singular value is 30 times the smallest."""
     values = torch.logspace(0, -1.5, 24, dtype=torch.float64)
     u, v = (torch.linalg.qr(torch.randn(n, 24, dtype=torch.float64))[0] for n in (24, 60))
     made = orthogonalize(((u * values) @ v.mT).flatten(), [(24, 60)]).view(24, 60)
