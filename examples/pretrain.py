@@ -117,6 +117,7 @@ def main(
         imgsz=192,
         batch_size=32,
         epochs=epochs,
+        optimizer="AdamW",  # Muon's larger weights adapt too slowly afterwards
         noval=True,
         project=project,
         name=run.name,
