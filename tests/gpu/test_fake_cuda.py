@@ -84,7 +84,7 @@ def test_every_model_trains_and_predicts(device: FakeCuda, name: str, dtype: tor
 
 
 @each_head
-@pytest.mark.parametrize(("dtype", "optimizer", "multi_scale"), [(HALVES[0], "SGD", False), (HALVES[1], "AdamW", True)])
+@pytest.mark.parametrize(("dtype", "optimizer", "multi_scale"), [(HALVES[0], "SGD", False), (HALVES[1], "Muon", True)])
 def test_a_step_waits_for_nothing(
     device: FakeCuda, head: str, dtype: torch.dtype, optimizer: str, multi_scale: bool
 ) -> None:

@@ -159,7 +159,8 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(1, "hyp.tessera-short.yaml", ("--cfg", "yolox-nano.yaml", "--teacher", ONE_EPOCH)), marks=pytest.mark.slow
+            *(1, "hyp.tessera-short-adamw.yaml", ("--cfg", "yolox-nano.yaml", "--teacher", ONE_EPOCH)),
+            marks=pytest.mark.slow,
         ),
         pytest.param(2, "hyp.known.yaml", ("--weights", ONE_EPOCH), marks=pytest.mark.slow),
     ],

@@ -60,7 +60,7 @@ def pretraining_of(config: TrainConfig, names: Sequence[str], weights: Weights |
     own_model = not config.cfg or _is_model_of(weights, config.cfg)
     if knows_all and has_names and own_model:
         return "known"
-    return "drawn" if all(name.startswith(DRAWN) for name in weights.names) else "new"
+    return "drawn" if weights.names and all(name.startswith(DRAWN) for name in weights.names) else "new"
 
 
 def _is_model_of(weights: Weights, cfg: str) -> bool:

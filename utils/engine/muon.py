@@ -6,6 +6,7 @@ https://kellerjordan.github.io/posts/muon.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
@@ -23,7 +24,7 @@ class Muon(torch.optim.AdamW):
     """AdamW, except that the weights that are matrices follow Muon.
 
     A kernel (out, in, h, w) is a matrix (out, in · h · w). Its update is the orthogonalised Nesterov momentum with an
-    RMS of `RMS` learning rates; it decays as in AdamW. Its momentum is `exp_avg` in the state.
+    RMS of about `RMS` learning rates; it decays as in AdamW. Its momentum is `exp_avg` in the state.
     """
 
     @torch.no_grad()
@@ -41,7 +42,8 @@ class Muon(torch.optim.AdamW):
         """Update matrices sorted by shape. All computations are on one flat tensor: a GPU launches few kernels."""
         for parameter in parameters:
             if not self.state[parameter]:  # AdamW demands a number of steps
-                self.state[parameter].update(step=torch.zeros(()), exp_avg=torch.zeros_like(parameter))
+                steps = torch.zeros((), device=parameter.device)
+                self.state[parameter].update(step=steps, exp_avg=torch.zeros_like(parameter))
         momenta = [self.state[p]["exp_avg"] for p in parameters]
         gradients, before, weights = map(_flat, ([cast(Tensor, p.grad) for p in parameters], momenta, parameters))
         beta, skipped = groups[0]["betas"][0], getattr(self, "found_inf", torch.zeros((), device=weights.device)) != 0
@@ -49,15 +51,17 @@ class Muon(torch.optim.AdamW):
         shapes, sizes = [_shape(p) for p in parameters], [p.numel() for p in parameters]
         updates = orthogonalize(gradients.lerp(after, beta), shapes)
         torch._foreach_mul_(updates.split(sizes), [RMS * max(shape) ** 0.5 for shape in shapes])
-        updates = torch.where(skipped, 0.0, updates.add_(weights, alpha=groups[0]["weight_decay"]))
+        decays = torch._foreach_mul(weights.split(sizes), [group["weight_decay"] for group in groups])
+        torch._foreach_add_(updates.split(sizes), decays)
+        updates = torch.where(skipped, 0.0, updates)
         torch._foreach_mul_(updates.split(sizes), [-group["lr"] for group in groups])
         for tensors, values in ((momenta, torch.where(skipped, before, after)), (parameters, weights + updates)):
             torch._foreach_copy_(tensors, [_like(v, t) for v, t in zip(values.split(sizes), tensors, strict=True)])
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Whether Muon updates a parameter: a weight of at least MIN_SIZE rows and columns."""
-    return parameter.ndim > 1 and min(_shape(parameter)) >= MIN_SIZE
+    """Whether Muon updates a parameter: at least MIN_SIZE rows and columns, and not a depth-wise kernel."""
+    return parameter.ndim > 1 and parameter.shape[1] > 1 and min(_shape(parameter)) >= MIN_SIZE
 
 
 def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
@@ -107,7 +111,7 @@ def _polynomial(grams: Tensor) -> Tensor:
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
-    return len(parameter), parameter[0].numel()
+    return len(parameter), math.prod(parameter.shape[1:])
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

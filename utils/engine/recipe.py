@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from operator import itemgetter
 
 from tessera.models.heads.head import Head
 from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, load_hyp
@@ -148,7 +149,7 @@ def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
         return []
     recipes = ((file, load_hyp(file)) for file in head.recipes)
     ratios = [(max(hyp.lr0 / rate, rate / hyp.lr0), f, hyp) for f, hyp in recipes if family_of(hyp.optimizer) == family]
-    ratio, file, other = min(ratios, default=(1, "", context.hyp))
+    ratio, file, other = min(ratios, key=itemgetter(0), default=(1, "", context.hyp))
     if ratio < RATE_RATIO:
         return []
     return [

@@ -16,6 +16,7 @@ from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
+from tessera.utils.engine.muon import Muon
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.engine.step import StepFlags
@@ -75,7 +76,7 @@ class Mixed(torch.optim.Optimizer):
 
 def make_state(seed: int = 0, optimizer: str = "SGD", **net: int) -> TrainState[Any]:
     torch.manual_seed(seed)
-    model = Net(**net)
+    model = Net(**({"width": 16} if optimizer == "Muon" else {}), **net)
     built: torch.optim.Optimizer
     if optimizer == "mixed":
         kinds: list[dict[str, Any]] = [{"momentum": 0.9}, {"betas": (0.9, 0.99)}]
@@ -83,7 +84,8 @@ def make_state(seed: int = 0, optimizer: str = "SGD", **net: int) -> TrainState[
     elif optimizer == "SGD":
         built = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
     else:
-        built = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], 0.01)
+        adamw = Muon if optimizer == "Muon" else torch.optim.AdamW
+        built = adamw([{"params": [p]} for p in model.parameters()], 0.01)
     precision = Precision(Accelerator(), torch.float32)
     return TrainState(model, ModelEMA(model), built, precision, EarlyStopping(10), Progress(torch.zeros(3)))
 

@@ -132,12 +132,13 @@ def test_only_completely_loaded_layers_keep_their_statistics(
         ("", ("item",), ("item",), "new"),
         ("", ("drawn circle", "drawn star"), NAMES, "drawn"),
         ("", ("drawn circle", "dog"), NAMES, "new"),
+        ("", (), NAMES, "new"),
     ],
 )
 def test_kind_of_start(
     cfg: str, before: tuple[str, ...], now: tuple[str, ...], expected: Pretraining, tmp_path: Path
 ) -> None:
-    trained = DetectionModel("tessera-n.yaml", nc=len(before))
+    trained = DetectionModel("tessera-n.yaml", nc=max(len(before), 1))
     weights = Weights({}, trained.yaml, before, "a file")
     assert pretraining_of(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == expected
     other_model = "drawn" if expected == "drawn" else "new"

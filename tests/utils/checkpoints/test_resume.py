@@ -189,7 +189,7 @@ def test_flags_of_another_version_are_named_with_their_file(flag: str, value: An
 # Training state
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "mixed"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon", "mixed"])
 def test_resuming_is_exact(tmp_path: Path, optimizer: str) -> None:
     straight = make_state(optimizer=optimizer)
     train(straight, 4)
@@ -293,7 +293,7 @@ def test_step_counters_are_those_of_the_kernels_of_this_device() -> None:
     assert {m["step"].dtype for m in other.optimizer.state.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 def test_moments_have_the_memory_layout_of_their_parameters(optimizer: str) -> None:
     """Fused kernels go through memory in its order, and took one weight's moment for another's."""
     state, other = make_state(optimizer=optimizer), make_state(optimizer=optimizer)

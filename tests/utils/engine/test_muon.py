@@ -52,7 +52,9 @@ def model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module
 
 def optimizer_of(module: nn.Module, optimizer: type[torch.optim.AdamW] = Muon) -> torch.optim.AdamW:
     settings = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.1}
-    return optimizer([{"params": [*module.parameters()]}], **settings, fused=True)
+    groups = [{"params": [p], "weight_decay": 0.1 * (p.ndim > 1)} for p in module.parameters()]
+    groups[0].update(lr=0.02, weight_decay=0.2)
+    return optimizer(groups, **settings, fused=True)
 
 
 def set_gradients(module: nn.Module, seed: int = 0) -> None:
@@ -85,5 +87,6 @@ def test_matrices_follow_muon_and_the_rest_adamw(memory_format: torch.memory_for
             momenta[name].lerp_(gradients[name], 0.1)
             update = iterated(gradients[name].lerp(momenta[name], 0.9).flatten(1)).view_as(p)
             rms = RMS * max(len(p), p[0].numel()) ** 0.5
-            torch.testing.assert_close(p, before[name] * (1 - 0.01 * 0.1) - 0.01 * rms * update, atol=1e-9, rtol=1e-6)
+            rate, decay = (0.02, 0.2) if name == "0.weight" else (0.01, 0.1)
+            torch.testing.assert_close(p, before[name] * (1 - rate * decay) - rate * rms * update, atol=1e-9, rtol=1e-6)
             other.get_parameter(name).data.copy_(p)
