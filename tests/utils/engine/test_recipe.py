@@ -27,7 +27,7 @@ from tests.data.made_run import made_run
 from tests.utils.engine.trainer import FREE, TINY
 
 LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
-BACKBONE = "hyp.tessera-backbone.yaml"
+BACKBONE, LONG = "hyp.tessera-backbone.yaml", "hyp.tessera-long.yaml"
 
 
 def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedule]:
@@ -164,10 +164,10 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
         ("hyp.tessera-short.yaml", "AdamW", []),
-        ("hyp.tessera-known.yaml", "Muon", [
-            "--optimizer Muon: lr0 0.0002 of hyp.tessera-known.yaml is for AdamW; hyp.tessera-short.yaml, for Muon, "
-            "has 0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."
-        ]),
+        (LONG, "Muon", [f"--optimizer Muon: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short.yaml, for Muon, has 0.002. "
+                        "Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."]),
+        (LONG, "AdamW", [f"--optimizer AdamW: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short-adamw.yaml, for AdamW, "
+                         "has 0.002. Give --hyp hyp.tessera-short-adamw.yaml, or a file with a similar rate."]),
         (LOW, "SGD", []),
     ],
 )  # fmt: skip
