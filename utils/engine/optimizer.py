@@ -34,13 +34,15 @@ class KnownOptimizer:
 
     Attributes:
         make: factory of parameter groups, lr, momentum, weight_decay, and whether to use fused kernels.
-        family: optimizers of one family have equal states and similar learning rates.
+        family: optimizers of one family have equal states.
+        rates: optimizers with one value have similar learning rates.
         state_names: names in the state of a parameter.
     """
 
     type: type[torch.optim.Optimizer]
     make: Callable[..., torch.optim.Optimizer]
     family: str
+    rates: str
     state_names: frozenset[str]
 
 
@@ -61,16 +63,21 @@ def _adam(
 
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 OPTIMIZERS = {
-    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", frozenset({"momentum_buffer"})),
-    "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", _MOMENTS),
-    "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", _MOMENTS),
-    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", _MOMENTS),
+    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", "SGD", frozenset({"momentum_buffer"})),
+    "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", "Adam", _MOMENTS),
+    "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", "Adam", _MOMENTS),
+    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", "Adam", _MOMENTS),
 }
 
 
 def family_of(name: str) -> str:
     """Return the family of an optimizer; a user's own, module:name, is one of its own."""
     return OPTIMIZERS[name].family if name in OPTIMIZERS else name
+
+
+def rates_of(name: str) -> str:
+    """Return what optimizers with similar learning rates have in common."""
+    return OPTIMIZERS[name].rates if name in OPTIMIZERS else name
 
 
 def build_optimizer(

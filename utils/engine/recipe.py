@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from operator import itemgetter
 
 from tessera.models.heads.head import Head
 from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.optimizer import Schedule, accumulation, family_of
+from tessera.utils.engine.optimizer import Schedule, accumulation, rates_of
 from tessera.utils.engine.state import ema_decay
 from tessera.utils.text import one_line, plural, row
 from tessera.utils.types import Pretraining
@@ -144,16 +143,15 @@ def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list
 
 def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
     """Warn if `--optimizer` is of another kind than the hyperparameters', and lr0 far from its usual rate."""
-    family, rate = family_of(context.optimizer), context.hyp.lr0
-    if family == family_of(context.hyp.optimizer):
+    rates = rates_of(context.optimizer)
+    if rates == rates_of(context.hyp.optimizer):
         return []
     recipes = ((file, load_hyp(file)) for file in head.recipes)
-    ratios = [(max(hyp.lr0 / rate, rate / hyp.lr0), f, hyp) for f, hyp in recipes if family_of(hyp.optimizer) == family]
-    ratio, file, other = min(ratios, key=itemgetter(0), default=(1, "", context.hyp))
-    if ratio < RATE_RATIO:
+    file, other = next(((f, hyp) for f, hyp in recipes if rates_of(hyp.optimizer) == rates), ("", context.hyp))
+    if other.lr0 / RATE_RATIO < context.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
-        f"--optimizer {context.optimizer}: lr0 {rate:g} of {_words(context)} is for "
+        f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_words(context)} is for "
         f"{context.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with "
         "a similar rate."
     ]

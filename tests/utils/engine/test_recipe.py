@@ -163,11 +163,11 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
                         "has 0.002. Give --hyp hyp.short.yaml, or a file with a similar rate."]),
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
-        ("hyp.tessera-short.yaml", "AdamW", []),
-        (LONG, "Muon", [f"--optimizer Muon: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short.yaml, for Muon, has "
-                        "0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."]),
-        (LONG, "AdamW", [f"--optimizer AdamW: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short-adamw.yaml, for AdamW, "
-                         "has 0.002. Give --hyp hyp.tessera-short-adamw.yaml, or a file with a similar rate."]),
+        ("hyp.tessera-known.yaml", "AdamW", []),
+        (LONG, "AdamW", [f"--optimizer AdamW: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short.yaml, for Muon, has "
+                         "0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."]),
+        (LOW, "Muon", [f"--optimizer Muon: lr0 0.01 of {LOW} is for SGD; hyp.short.yaml, for AdamW, has 0.002. Give "
+                       "--hyp hyp.short.yaml, or a file with a similar rate."]),
     ],
 )  # fmt: skip
 def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, text: list[str]) -> None:
