@@ -30,7 +30,7 @@ def object_prior(stride: float) -> float:
 
 
 class Recipes(NamedTuple):
-    """Hyperparameter files (data/hyps) of a head's models."""
+    """Recipes of a head's models, each as the words of --hyp."""
 
     long: str  # of long runs
     short: str  # of short ones, from scratch or from weights pretrained on drawn shapes

@@ -26,7 +26,7 @@ ANCHORS = {"anchor": {"anchors": [[14, 14, 22, 22]]}, "yolox": {}}
 KEPT = {"anchor": "last.pt", "yolox": "best.pt"}  # a file of each kind that checkpoints have
 HYPS: dict[str, tuple[str, dict[str, float]]] = {
     "anchor": ("hyp.no-augmentation.yaml", {"nominal_batch": 0.0}),
-    "yolox": ("hyp.tessera-short-adamw.yaml", {"lr0": 0.01, "mosaic": 0.0, "scale": 0.0, "translate": 0.0}),
+    "yolox": ("hyp.tessera-short.yaml", {"lr0": 0.01, "mosaic": 0.0, "scale": 0.0, "translate": 0.0}),
 }
 EPOCHS = 60
 MARGIN = 0.05  # distance of every score from the threshold, so that no rounding decides

@@ -159,7 +159,7 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(1, "hyp.tessera-short-adamw.yaml", ("--cfg", "yolox-nano.yaml", "--teacher", ONE_EPOCH)),
+            *(1, "hyp.tessera-short.yaml optimizer=AdamW", ("--cfg", "yolox-nano.yaml", "--teacher", ONE_EPOCH)),
             marks=pytest.mark.slow,
         ),
         pytest.param(2, "hyp.known.yaml", ("--weights", ONE_EPOCH), marks=pytest.mark.slow),

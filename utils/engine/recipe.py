@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from tessera.models.heads.head import Head
-from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, load_hyp
+from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, given_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.optimizer import Schedule, accumulation, rates_of
 from tessera.utils.engine.state import ema_decay
@@ -29,8 +29,8 @@ RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer diffe
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
 
 
-def recipe_file(head: type[Head], pretraining: Pretraining, batches: int) -> str:
-    """Return the hyperparameter file for a head's models and a run of `batches` batches."""
+def usual_recipe(head: type[Head], pretraining: Pretraining, batches: int) -> str:
+    """Return the recipe for a head's models and a run of `batches` batches, as the words of --hyp."""
     recipes = head.recipes
     short = recipes.new if pretraining == "new" else recipes.short
     by_length = recipes.long if batches >= LONG_RUN else short
@@ -41,8 +41,12 @@ def choose_hyp(
     flags: TrainConfig, head: type[Head], pretraining: Pretraining, images: int
 ) -> tuple[tuple[str, ...], Hyp]:
     """Choose the hyperparameters that `--hyp` leaves out; return its completed words and all values."""
-    file = recipe_file(head, pretraining, _batches(flags, images))
-    return complete_hyp(flags.hyp, (file,), load_hyp(file))
+    recipe = usual_recipe(head, pretraining, _batches(flags, images))
+    return complete_hyp(flags.hyp, recipe.split(), _values(recipe))
+
+
+def _values(recipe: str) -> Hyp:
+    return Hyp(**given_hyp(recipe.split()))
 
 
 def _batches(flags: TrainConfig, images: int) -> int:
@@ -73,9 +77,8 @@ def report_recipe(context: RunContext, schedule: Schedule, head: Head) -> None:
     reason = _PRETRAININGS[context.pretraining]
     if context.pretraining not in ("known", "backbone"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
-    is_usual = not context.resumed and context.config.hyp[:1] == (
-        recipe_file(type(head), context.pretraining, schedule.iterations),
-    )
+    usual = usual_recipe(type(head), context.pretraining, schedule.iterations)
+    is_usual = not context.resumed and " ".join(context.config.hyp).startswith(usual)
     chosen = f" ({reason})" if is_usual else ""
     log.info(row("Recipe", _words(context) + chosen))
     log.info(row("Schedule", schedule_summary(context, schedule)))
@@ -116,8 +119,8 @@ def schedule_summary(context: RunContext, schedule: Schedule) -> str:
 def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list[str]:
     """Return warnings about the hyperparameters in this run, each with a remedy."""
     found: list[str] = []
-    own = recipe_file(type(head), context.pretraining, schedule.iterations)
-    gain = load_hyp(own).box
+    own = usual_recipe(type(head), context.pretraining, schedule.iterations)
+    gain = _values(own).box
     if not gain / GAIN_RATIO <= context.hyp.box <= gain * GAIN_RATIO:
         found.append(
             f"{_words(context)}: box gain {context.hyp.box:g}, expected about {gain:g} as in {own}. It may "
@@ -130,7 +133,7 @@ def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list
     if not context.resumed and (few or mostly_warm):
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         if accumulation(context.hyp, context.batch_size) > 1:
-            short = recipe_file(type(head), context.pretraining, 0)
+            short = usual_recipe(type(head), context.pretraining, 0)
             helps = [f"--hyp {short}, which makes a step of every batch (docs/recipes.md)", *helps]
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
@@ -146,12 +149,12 @@ def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
     rates = rates_of(context.optimizer)
     if rates == rates_of(context.hyp.optimizer):
         return []
-    recipes = ((file, load_hyp(file)) for file in head.recipes)
-    file, other = next(((f, hyp) for f, hyp in recipes if rates_of(hyp.optimizer) == rates), ("", context.hyp))
+    recipes = ((recipe, _values(recipe)) for recipe in head.recipes)
+    recipe, other = next(((r, hyp) for r, hyp in recipes if rates_of(hyp.optimizer) == rates), ("", context.hyp))
     if other.lr0 / RATE_RATIO < context.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
         f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_words(context)} is for "
-        f"{context.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with "
+        f"{context.hyp.optimizer}; {recipe}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {recipe}, or a file with "
         "a similar rate."
     ]

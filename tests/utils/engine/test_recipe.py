@@ -17,7 +17,7 @@ from tessera.utils.engine.recipe import (
     choose_hyp,
     chosen_weights,
     pretrained_hint,
-    recipe_file,
+    usual_recipe,
     recipe_warnings,
     schedule_summary,
 )
@@ -41,7 +41,7 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
     [
         ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
         ("drawn", 9_999, SHORT, "hyp.tessera-short.yaml"),
-        ("new", 9_999, SHORT, "hyp.tessera-short-adamw.yaml"),
+        ("new", 9_999, SHORT, "hyp.tessera-short.yaml optimizer=AdamW"),
         ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
         ("backbone", 9_999, SHORT, BACKBONE),
         ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
@@ -54,10 +54,10 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
 def test_the_recipe_depends_on_start_and_length(
     pretraining: Pretraining, batches: int, file: str, of_tessera: str
 ) -> None:
-    assert recipe_file(Detect, pretraining, batches) == file
-    assert recipe_file(HEADS["DetectFree"], pretraining, batches) == of_tessera
-    of_others = of_tessera.replace("-short.", "-short-adamw.")
-    assert recipe_file(HEADS["DetectYOLOX"], pretraining, batches) == of_others
+    assert usual_recipe(Detect, pretraining, batches) == file
+    assert usual_recipe(HEADS["DetectFree"], pretraining, batches) == of_tessera
+    of_others = of_tessera.replace("-short.yaml", "-short.yaml optimizer=AdamW", pretraining in ("scratch", "drawn"))
+    assert usual_recipe(HEADS["DetectYOLOX"], pretraining, batches) == of_others
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     images: int, epochs: int, batch_size: int
 ) -> None:
     batches = -(-images // batch_size)
-    hyp = load_hyp(recipe_file(HEADS["DetectFree"], "scratch", epochs * batches))
+    hyp = load_hyp(usual_recipe(HEADS["DetectFree"], "scratch", epochs * batches))
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
     assert math.prod(ema_decay(n, hyp.ema_fraction) for n in range(before + 1, steps + 1)) < 0.1
