@@ -78,17 +78,16 @@ def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
         The matrices as in `flat`.
     """
     counts = Counter(shapes)
-    stacks = [
-        part.view(-1, *shape) if shape[0] <= shape[1] else part.view(-1, *shape).mT
-        for part, shape in zip(flat.split([n * r * c for (r, c), n in counts.items()]), counts, strict=True)
-    ]
+    parts = flat.split([n * rows * columns for (rows, columns), n in counts.items()])
+    stacks = [part.view(-1, *shape) for part, shape in zip(parts, counts, strict=True)]
     by_size: dict[int, list[Tensor]] = defaultdict(list)
     for x in stacks:
-        by_size[x.shape[1]].append(x @ x.mT)
+        by_size[min(x.shape[1:])].append(x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x)
     factors = {size: iter(_factors(torch.cat(grams)).split([*map(len, grams)])) for size, grams in by_size.items()}
-    products = [next(factors[x.shape[1]]) @ x for x in stacks]
-    wide = [shape[0] <= shape[1] for shape in counts]
-    return torch.cat([(x if is_wide else x.mT).flatten() for x, is_wide in zip(products, wide, strict=True)])
+    products = [
+        next(factors[x.shape[1]]) @ x if x.shape[1] <= x.shape[2] else x @ next(factors[x.shape[2]]) for x in stacks
+    ]
+    return torch.cat([x.flatten() for x in products])
 
 
 def _factors(grams: Tensor) -> Tensor:

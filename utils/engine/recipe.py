@@ -155,6 +155,6 @@ def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
         return []
     return [
         f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_words(context)} is for "
-        f"{context.hyp.optimizer}; {recipe}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {recipe}, or a file with "
-        "a similar rate."
+        f"{context.hyp.optimizer}; {recipe}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {recipe}, or a file "
+        "with a similar rate."
     ]

@@ -17,9 +17,9 @@ from tessera.utils.engine.recipe import (
     choose_hyp,
     chosen_weights,
     pretrained_hint,
-    usual_recipe,
     recipe_warnings,
     schedule_summary,
+    usual_recipe,
 )
 from tessera.utils.engine.state import ema_decay
 from tessera.utils.types import Pretraining
