@@ -61,7 +61,11 @@ class Head(nn.Module, ABC):
 
     has_objectness: ClassVar[bool] = False  # whether decoded rows have an objectness between box and classes
     recipes: ClassVar[Recipes] = Recipes(
-        "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml"
+        "hyp.scratch-low.yaml",
+        "hyp.short.yaml",
+        "hyp.short.yaml optimizer=AdamW",
+        "hyp.known.yaml",
+        "hyp.short.yaml optimizer=AdamW",
     )
     # Required top-level keys of a model YAML that only this head has, with their readers.
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})

@@ -26,7 +26,7 @@ from tessera.utils.types import Pretraining
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import FREE, TINY
 
-LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
+LOW, SHORT, OF_OTHERS = "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.short.yaml optimizer=AdamW"
 BACKBONE, LONG = "hyp.tessera-backbone.yaml", "hyp.tessera-long.yaml"
 
 
@@ -41,14 +41,14 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
     [
         ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
         ("drawn", 9_999, SHORT, "hyp.tessera-short.yaml"),
-        ("new", 9_999, SHORT, "hyp.tessera-short.yaml optimizer=AdamW"),
+        ("new", 9_999, OF_OTHERS, "hyp.tessera-short.yaml optimizer=AdamW"),
         ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
-        ("backbone", 9_999, SHORT, BACKBONE),
+        ("backbone", 9_999, OF_OTHERS, BACKBONE),
         ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("drawn", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("new", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("known", 10**9, "hyp.known.yaml", "hyp.tessera-known.yaml"),
-        ("backbone", 10**9, SHORT, BACKBONE),
+        ("backbone", 10**9, OF_OTHERS, BACKBONE),
     ],
 )
 def test_the_recipe_depends_on_start_and_length(
@@ -77,7 +77,7 @@ def test_the_summary_of_a_recipe() -> None:
         "100 batches, linear decay to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
     assert schedule_summary(*made(SHORT, 205)) == (
-        "780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
+        "780 batches, 780 steps of 16 images; Muon, learning rate 0.002, warm-up 50 batches, "
         "constant for 50% of the epochs, then cosine decay to 0.0001; EMA over the last 87.6 steps; no mosaic in the "
         "last 15 of 60 epochs"
     )
@@ -157,16 +157,16 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
 @pytest.mark.parametrize(
     ("file", "optimizer", "text"),
     [
-        (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for AdamW; hyp.scratch-low.yaml, for SGD, has "
+        (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for Muon; hyp.scratch-low.yaml, for SGD, has "
                         "0.01. Give --hyp hyp.scratch-low.yaml, or a file with a similar rate."]),
-        (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for AdamW, "
+        (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for Muon, "
                         "has 0.002. Give --hyp hyp.short.yaml, or a file with a similar rate."]),
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
         ("hyp.tessera-known.yaml", "AdamW", []),
         (LONG, "AdamW", [f"--optimizer AdamW: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short.yaml, for Muon, has "
                          "0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."]),
-        (LOW, "Muon", [f"--optimizer Muon: lr0 0.01 of {LOW} is for SGD; hyp.short.yaml, for AdamW, has 0.002. Give "
+        (LOW, "Muon", [f"--optimizer Muon: lr0 0.01 of {LOW} is for SGD; hyp.short.yaml, for Muon, has 0.002. Give "
                        "--hyp hyp.short.yaml, or a file with a similar rate."]),
     ],
 )  # fmt: skip
