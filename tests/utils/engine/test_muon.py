@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tessera.utils.engine.muon import ITERATIONS, POLYNOMIAL, RMS, Muon, is_matrix, orthogonalize
+from tessera.utils.engine.muon import POLYNOMIALS, RMS, Muon, is_matrix, orthogonalize
 
 
 def iterated(x: Tensor) -> Tensor:
-    """Jordan's iteration, written out."""
-    a, b, c = POLYNOMIAL
+    """The iterations, written out."""
     x = x / x.norm()
-    for _ in range(ITERATIONS):
+    for a, b, c in POLYNOMIALS:
         gram = x @ x.mT
         x = (a * torch.eye(len(x), dtype=x.dtype) + b * gram + c * gram @ gram) @ x
     return x
@@ -38,7 +37,7 @@ def test_singular_values_are_near_one() -> None:
     u, v = (torch.linalg.qr(torch.randn(n, 24, dtype=torch.float64))[0] for n in (24, 60))
     made = orthogonalize(((u * values) @ v.mT).flatten(), [(24, 60)]).view(24, 60)
     found = (u.mT @ made @ v).diagonal()
-    assert found.min() > 0.6 and found.max() < 1.25
+    assert found.min() > 0.73 and found.max() < 1.27
 
 
 def model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module:
