@@ -101,7 +101,7 @@ class DetectFree(Head):
     recipes = Recipes(
         "hyp.tessera-long.yaml",
         "hyp.tessera-short.yaml",
-        "hyp.tessera-short.yaml optimizer=AdamW",
+        "hyp.tessera-short.yaml optimizer=Muon",
         "hyp.tessera-known.yaml",
         "hyp.tessera-backbone.yaml",
     )

@@ -33,8 +33,8 @@ class Recipes(NamedTuple):
     """Recipes of a head's models, each as the words of --hyp."""
 
     long: str  # of long runs
-    short: str  # of short ones, from scratch or from weights pretrained on drawn shapes
     new: str  # of short ones from weights of other classes
+    short: str  # of short ones, from scratch or from weights pretrained on drawn shapes
     known: str  # of short ones from weights with all classes of the data
     backbone: str  # of short ones from a classifier's backbone
 
@@ -61,11 +61,7 @@ class Head(nn.Module, ABC):
 
     has_objectness: ClassVar[bool] = False  # whether decoded rows have an objectness between box and classes
     recipes: ClassVar[Recipes] = Recipes(
-        "hyp.scratch-low.yaml",
-        "hyp.short.yaml",
-        "hyp.short.yaml optimizer=AdamW",
-        "hyp.known.yaml",
-        "hyp.short.yaml optimizer=AdamW",
+        "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.short.yaml optimizer=Muon", "hyp.known.yaml", "hyp.short.yaml"
     )
     # Required top-level keys of a model YAML that only this head has, with their readers.
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})

@@ -21,7 +21,7 @@ from tessera.analysis.search import start_of_search
 from tessera.commands import detect, train, val
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, given_hyp
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results_csv import result_columns
 from tessera.utils.training.data import warn_of_problems
@@ -32,6 +32,7 @@ from tests.system.launch import ROOT, Command, Outcome, run_python
 from tests.system.tiny import assert_same_checkpoint, flags, label_in_part, losses, make_data
 
 ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
+RECIPE = ["hyp.short.yaml", "optimizer=Muon"]  # of the model
 CURVES = [f"{name}_curve.png" for name in ("F1", "P", "R", "PR")]
 IMAGES = ["results.png", "labels.jpg", "confusion_matrix.png", *CURVES, *(f"train_batch{i}.jpg" for i in range(3))]
 IMAGES += ["val_batch0_labels.jpg", "val_batch0_pred.jpg"]
@@ -102,8 +103,8 @@ def test_a_run_leaves_everything_a_user_expects(
     assert list(run.glob("events.out.tfevents.*"))
     header = (run / "results.csv").read_text().splitlines()[0]
     assert header.split(",") == list(result_columns(("box", "obj", "cls")))
-    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == ["hyp.short.yaml"], "the model's own"
-    assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp("hyp.short.yaml").as_dict()
+    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == RECIPE
+    assert yaml.safe_load((run / "hyp.yaml").read_text()) == Hyp(**given_hyp(RECIPE)).as_dict()
     assert outcome.err.count("too few for a model from scratch. Use more --epochs") == 1
     table = read_results(run / "results.csv")
     assert table["epoch"].tolist() == [0, 1]
@@ -153,14 +154,13 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("ranks", "hyp", "more"),
     [
-        (1, "hyp.short.yaml", ()),
+        (1, " ".join(RECIPE), ()),
         pytest.param(
             *(1, "hyp.tessera-backbone.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(1, "hyp.tessera-short.yaml optimizer=AdamW", ("--cfg", "yolox-nano.yaml", "--teacher", ONE_EPOCH)),
-            marks=pytest.mark.slow,
+            *(1, "hyp.tessera-short.yaml", ("--cfg", "yolox-nano.yaml", "--teacher", ONE_EPOCH)), marks=pytest.mark.slow
         ),
         pytest.param(2, "hyp.known.yaml", ("--weights", ONE_EPOCH), marks=pytest.mark.slow),
     ],
@@ -241,7 +241,7 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path, command: Comman
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 3
-    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == ["hyp.short.yaml"], "the model's own"
+    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == RECIPE
     assert "Trial 1 of 2" in more.err and "Trial 0" not in more.err
     files = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
     assert sorted(p.name for p in folder.iterdir()) == files
@@ -276,4 +276,4 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
     asked = TrainConfig(cfg="yolov5n.yaml", data=there, evolve=1, workers=3)
     config, hyp, unread = start_of_search(asked, Second())
     assert (config.data, config.workers) == (there, 3)
-    assert config.hyp == ("hyp.short.yaml",) and hyp == load_hyp(*config.hyp) and "topk" in unread
+    assert config.hyp == tuple(RECIPE) and hyp == Hyp(**given_hyp(RECIPE)) and "topk" in unread

@@ -60,7 +60,7 @@ def test_a_run_saved_before_log_became_loggers_resumes() -> None:
 @pytest.mark.parametrize(
     ("saved", "given", "wanted", "has"),
     [
-        ({}, {"hyp": "hyp.short.yaml"}, "--hyp 'hyp.short.yaml'", "the optimizer SGD .* Muon"),
+        ({}, {"hyp": "hyp.short.yaml"}, "--hyp 'hyp.short.yaml'", "the optimizer SGD .* Adam"),
         ({}, {"optimizer": "Adam"}, "--optimizer Adam", "the optimizer SGD .* Adam"),
         ({"freeze": [3]}, {"freeze": 2}, "--freeze 2", r"--freeze 3 \(the"),
         ({"tile": 640}, {"tile": 320}, "--tile 320 --overlap 0.2", r"--tile 640 --overlap 0.2 \("),
@@ -88,7 +88,7 @@ def test_flags_that_prevent_a_resume_are_named_together(
 @pytest.mark.parametrize(
     ("saved", "given", "name", "value"),
     [
-        ({}, {"hyp": "hyp.short.yaml", "optimizer": "SGD"}, "optimizer", "SGD"),  # the flag wins over hyp's Muon
+        ({}, {"hyp": "hyp.short.yaml", "optimizer": "SGD"}, "optimizer", "SGD"),  # the flag wins over hyp's AdamW
         ({"optimizer": "Adam"}, {"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, "optimizer", "AdamW"),
         ({"freeze": [3]}, {"freeze": (0, 1, 2)}, "frozen_layers", (0, 1, 2)),
         ({"tile": 640}, {"tile": 640, "overlap": 0.2}, "overlap", 0.2),

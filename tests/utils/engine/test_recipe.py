@@ -26,7 +26,8 @@ from tessera.utils.types import Pretraining
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import FREE, TINY
 
-LOW, SHORT, OF_OTHERS = "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.short.yaml optimizer=AdamW"
+LOW, SHORT, MUON = "hyp.scratch-low.yaml", "hyp.short.yaml", " optimizer=Muon"
+TESSERA_SHORT = "hyp.tessera-short.yaml"
 BACKBONE, LONG = "hyp.tessera-backbone.yaml", "hyp.tessera-long.yaml"
 
 
@@ -39,16 +40,16 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
 @pytest.mark.parametrize(
     ("pretraining", "batches", "file", "of_tessera"),
     [
-        ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
-        ("drawn", 9_999, SHORT, "hyp.tessera-short.yaml"),
-        ("new", 9_999, OF_OTHERS, "hyp.tessera-short.yaml optimizer=AdamW"),
+        ("scratch", 1, SHORT + MUON, TESSERA_SHORT + MUON),
+        ("drawn", 9_999, SHORT + MUON, TESSERA_SHORT + MUON),
+        ("new", 9_999, SHORT, TESSERA_SHORT),
         ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
-        ("backbone", 9_999, OF_OTHERS, BACKBONE),
+        ("backbone", 9_999, SHORT, BACKBONE),
         ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("drawn", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("new", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("known", 10**9, "hyp.known.yaml", "hyp.tessera-known.yaml"),
-        ("backbone", 10**9, OF_OTHERS, BACKBONE),
+        ("backbone", 10**9, SHORT, BACKBONE),
     ],
 )
 def test_the_recipe_depends_on_start_and_length(
@@ -56,8 +57,7 @@ def test_the_recipe_depends_on_start_and_length(
 ) -> None:
     assert usual_recipe(Detect, pretraining, batches) == file
     assert usual_recipe(HEADS["DetectFree"], pretraining, batches) == of_tessera
-    of_others = of_tessera.replace("-short.yaml", "-short.yaml optimizer=AdamW", pretraining in ("scratch", "drawn"))
-    assert usual_recipe(HEADS["DetectYOLOX"], pretraining, batches) == of_others
+    assert usual_recipe(HEADS["DetectYOLOX"], pretraining, batches) == of_tessera.removesuffix(MUON)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     batch_size: int, images: int, file: str
 ) -> None:
     given = TrainConfig(epochs=100, batch_size=batch_size)
-    assert choose_hyp(given, Detect, "scratch", images) == ((file,), load_hyp(file))
+    assert choose_hyp(given, Detect, "new", images) == ((file,), load_hyp(file))
 
 
 def test_the_summary_of_a_recipe() -> None:
@@ -77,7 +77,7 @@ def test_the_summary_of_a_recipe() -> None:
         "100 batches, linear decay to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
     assert schedule_summary(*made(SHORT, 205)) == (
-        "780 batches, 780 steps of 16 images; Muon, learning rate 0.002, warm-up 50 batches, "
+        "780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
         "constant for 50% of the epochs, then cosine decay to 0.0001; EMA over the last 87.6 steps; no mosaic in the "
         "last 15 of 60 epochs"
     )
@@ -99,7 +99,7 @@ def test_the_summary_names_layer_decay_in_a_run_from_weights() -> None:
 
 
 FINE = [(LOW, 131, "best.pt"), (LOW, 1000, ""), (SHORT, 131, "")]
-OF_EACH = "--hyp hyp.short.yaml, which makes a step of every batch (docs/recipes.md)"
+OF_EACH = "--hyp hyp.short.yaml optimizer=Muon, which makes a step of every batch (docs/recipes.md)"
 MORE = "more --epochs or a smaller --batch-size"
 
 
@@ -151,22 +151,22 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
 
     assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
     (text,) = found(dataclasses.replace(run.hyp, box=7.5))
-    assert "box gain 7.5, expected about 0.05 as in hyp.short.yaml" in text
+    assert "box gain 7.5, expected about 0.05 as in hyp.short.yaml optimizer=Muon" in text
 
 
 @pytest.mark.parametrize(
     ("file", "optimizer", "text"),
     [
-        (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for Muon; hyp.scratch-low.yaml, for SGD, has "
+        (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for AdamW; hyp.scratch-low.yaml, for SGD, has "
                         "0.01. Give --hyp hyp.scratch-low.yaml, or a file with a similar rate."]),
-        (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for Muon, "
+        (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for AdamW, "
                         "has 0.002. Give --hyp hyp.short.yaml, or a file with a similar rate."]),
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
         ("hyp.tessera-known.yaml", "AdamW", []),
-        (LONG, "AdamW", [f"--optimizer AdamW: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short.yaml, for Muon, has "
-                         "0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."]),
-        (LOW, "Muon", [f"--optimizer Muon: lr0 0.01 of {LOW} is for SGD; hyp.short.yaml, for Muon, has 0.002. Give "
+        (LONG, "AdamW", [f"--optimizer AdamW: lr0 0.01 of {LONG} is for SGD; hyp.tessera-short.yaml, for AdamW, "
+                         "has 0.002. Give --hyp hyp.tessera-short.yaml, or a file with a similar rate."]),
+        (LOW, "Muon", [f"--optimizer Muon: lr0 0.01 of {LOW} is for SGD; hyp.short.yaml, for AdamW, has 0.002. Give "
                        "--hyp hyp.short.yaml, or a file with a similar rate."]),
     ],
 )  # fmt: skip
@@ -184,7 +184,8 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     images: int, epochs: int, batch_size: int
 ) -> None:
     batches = -(-images // batch_size)
-    hyp = load_hyp(usual_recipe(HEADS["DetectFree"], "scratch", epochs * batches))
+    flags = TrainConfig(epochs=epochs, batch_size=batch_size)
+    _, hyp = choose_hyp(flags, HEADS["DetectFree"], "scratch", images)
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
     assert math.prod(ema_decay(n, hyp.ema_fraction) for n in range(before + 1, steps + 1)) < 0.1
