@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 MIN_SIZE = 16  # rows and columns of a matrix
-RMS = 2.0  # root mean square of a matrix's update, in learning rates
+RMS = 4.0  # root mean square of a matrix's update, in learning rates, if all gradients agree
 # a, b, c of each iteration: x becomes (a + b xxᵀ + c (xxᵀ)²) x. They bring singular values from .01 to 1 as near to 1
 # as three iterations can, within .27 (N. Amsel et al., "The Polar Express", 2025, arXiv 2505.16932).
 POLYNOMIALS = (8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526)
@@ -24,8 +24,10 @@ POLYNOMIALS = (8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -
 class Muon(torch.optim.AdamW):
     """AdamW, except that the weights that are matrices follow Muon.
 
-    A kernel (out, in, h, w) is a matrix (out, in · h · w). Its update is the orthogonalised Nesterov momentum with an
-    RMS of about `RMS` learning rates; it decays as in AdamW. Its momentum is `exp_avg` in the state.
+    A kernel (out, in, h, w) is a matrix (out, in · h · w). Its update is the orthogonalised Nesterov momentum, with an
+    RMS of `RMS` learning rates times the norm of the momentum over the usual norm of a gradient: as in AdamW, a step is
+    small where gradients contradict each other. It decays as in AdamW. The state has the momentum, `exp_avg`, and the
+    mean of the squared norms of gradients, `exp_avg_sq` ().
     """
 
     @torch.no_grad()
@@ -42,22 +44,29 @@ class Muon(torch.optim.AdamW):
     def _step_matrices(self, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         """Update matrices sorted by shape. All computations are on one flat tensor: a GPU launches few kernels."""
         for parameter in parameters:
-            if not self.state[parameter]:  # AdamW demands a number of steps
-                steps = torch.zeros((), device=parameter.device)
-                self.state[parameter].update(step=steps, exp_avg=torch.zeros_like(parameter))
-        momenta = [self.state[p]["exp_avg"] for p in parameters]
+            if not self.state[parameter]:
+                numbers = {name: parameter.new_zeros(()) for name in ("step", "exp_avg_sq")}
+                self.state[parameter].update(numbers, exp_avg=torch.zeros_like(parameter))
+        states = [self.state[p] for p in parameters]
+        momenta, steps, squares = ([state[name] for state in states] for name in ("exp_avg", "step", "exp_avg_sq"))
         gradients, before, weights = map(_flat, ([cast(Tensor, p.grad) for p in parameters], momenta, parameters))
-        beta, skipped = groups[0]["betas"][0], getattr(self, "found_inf", torch.zeros((), device=weights.device)) != 0
+        (beta, beta_sq), shapes, sizes = groups[0]["betas"], [*map(_shape, parameters)], [p.numel() for p in parameters]
         after = before.lerp(gradients, 1 - beta)
-        shapes, sizes = [_shape(p) for p in parameters], [p.numel() for p in parameters]
-        updates = orthogonalize(gradients.lerp(after, beta), shapes)
+        steps_after, squares_before = torch.stack(steps) + 1, torch.stack(squares)
+        norms = torch.stack(torch._foreach_norm(gradients.split(sizes)))
+        squares_after = squares_before.lerp(norms.square(), 1 - beta_sq)
+        usual = (squares_after / (1 - beta_sq**steps_after)).sqrt() * (1 - beta ** (steps_after + 1))
+        updates = orthogonalize(gradients.lerp(after, beta), shapes, usual)
         torch._foreach_mul_(updates.split(sizes), [RMS * max(shape) ** 0.5 for shape in shapes])
         decays = torch._foreach_mul(weights.split(sizes), [group["weight_decay"] for group in groups])
         torch._foreach_add_(updates.split(sizes), decays)
-        updates = torch.where(skipped, 0.0, updates)
         torch._foreach_mul_(updates.split(sizes), [-group["lr"] for group in groups])
-        for tensors, values in ((momenta, torch.where(skipped, before, after)), (parameters, weights + updates)):
-            torch._foreach_copy_(tensors, [_like(v, t) for v, t in zip(values.split(sizes), tensors, strict=True)])
+        skipped = getattr(self, "found_inf", torch.zeros((), device=weights.device)) != 0
+        for tensors, old, new in ((momenta, before, after), (parameters, weights, weights + updates)):
+            values = torch.where(skipped, old, new).split(sizes)
+            torch._foreach_copy_(tensors, [_like(v, t) for v, t in zip(values, tensors, strict=True)])
+        torch._foreach_copy_(steps, [*(steps_after - skipped.to(steps_after.dtype))])
+        torch._foreach_copy_(squares, [*torch.where(skipped, squares_before, squares_after)])
 
 
 def is_matrix(parameter: Tensor) -> bool:
@@ -65,8 +74,8 @@ def is_matrix(parameter: Tensor) -> bool:
     return parameter.ndim > 1 and parameter.shape[1] > 1 and min(_shape(parameter)) >= MIN_SIZE
 
 
-def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
-    """Orthogonalise matrices: bring their singular values near 1, and keep their singular vectors.
+def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]], norms: Tensor) -> Tensor:
+    """Orthogonalise matrices: bring their singular values near their norm over `norms`, and keep their vectors.
 
     An iteration multiplies a matrix x by p(xxᵀ). These factors commute with the Gram matrix xxᵀ of the first x, so that
     all iterations run on it, and their product is applied once. Of xxᵀ and xᵀx the smaller is taken.
@@ -74,6 +83,7 @@ def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
     Args:
         flat: all elements of all matrices, one after another.
         shapes: rows and columns of each; equal shapes are neighbours.
+        norms: (matrices) Frobenius norms of matrices that get singular values near 1.
 
     Returns:
         The matrices as in `flat`.
@@ -81,26 +91,28 @@ def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
     counts = Counter(shapes)
     parts = flat.split([n * rows * columns for (rows, columns), n in counts.items()])
     stacks = [part.view(-1, *shape) for part, shape in zip(parts, counts, strict=True)]
-    by_size: dict[int, list[Tensor]] = defaultdict(list)
-    for x in stacks:
-        by_size[min(x.shape[1:])].append(x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x)
-    factors = {size: iter(_factors(torch.cat(grams)).split([*map(len, grams)])) for size, grams in by_size.items()}
+    by_size: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for x, norm in zip(stacks, norms.split([*counts.values()]), strict=True):
+        by_size[min(x.shape[1:])].append((x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x, norm))
+    factors = {
+        size: iter(_factors(*map(torch.cat, zip(*pairs, strict=True))).split([len(norm) for _, norm in pairs]))
+        for size, pairs in by_size.items()
+    }
     products = [
         next(factors[x.shape[1]]) @ x if x.shape[1] <= x.shape[2] else x @ next(factors[x.shape[2]]) for x in stacks
     ]
     return torch.cat([x.flatten() for x in products])
 
 
-def _factors(grams: Tensor) -> Tensor:
+def _factors(grams: Tensor, norms: Tensor) -> Tensor:
     """Return what the matrices with these Gram matrices, (B, n, n), are multiplied by."""
-    norms = grams.diagonal(dim1=1, dim2=2).sum(1).clamp(min=1e-30)[:, None, None]
-    grams = grams / norms
+    grams = grams / grams.diagonal(dim1=1, dim2=2).sum(1).clamp(min=1e-30)[:, None, None]
     factor = product = _polynomial(grams, *POLYNOMIALS[0])
     for coefficients in POLYNOMIALS[1:]:
         grams = factor @ grams @ factor
         factor = _polynomial(grams, *coefficients)
         product = factor @ product
-    return product / norms.sqrt()
+    return product / norms.clamp(min=1e-30)[:, None, None]
 
 
 def _polynomial(grams: Tensor, a: float, b: float, c: float) -> Tensor:

@@ -26,16 +26,17 @@ def iterated(x: Tensor) -> Tensor:
 def test_matrices_are_orthogonalised_each_on_its_own(shapes: list[tuple[int, int]], seed: int) -> None:
     generator, shapes = torch.Generator().manual_seed(seed), sorted(shapes)
     matrices = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    made = orthogonalize(torch.cat([x.flatten() for x in matrices]), shapes).split([x.numel() for x in matrices])
-    for x, y in zip(matrices, made, strict=True):
-        torch.testing.assert_close(y.view_as(x), iterated(x), atol=1e-8, rtol=1e-6)
+    norms = torch.rand(len(shapes), generator=generator, dtype=torch.float64) + 1
+    made = orthogonalize(torch.cat([x.flatten() for x in matrices]), shapes, norms)
+    for x, y, norm in zip(matrices, made.split([x.numel() for x in matrices]), norms, strict=True):
+        torch.testing.assert_close(y.view_as(x), iterated(x) * x.norm() / norm, atol=1e-8, rtol=1e-6)
 
 
 def test_singular_values_are_near_one() -> None:
     """Of a matrix whose largest singular value is 30 times the smallest."""
     values = torch.logspace(0, -1.5, 24, dtype=torch.float64)
     u, v = (torch.linalg.qr(torch.randn(n, 24, dtype=torch.float64))[0] for n in (24, 60))
-    made = orthogonalize(((u * values) @ v.mT).flatten(), [(24, 60)]).view(24, 60)
+    made = orthogonalize(((u * values) @ v.mT).flatten(), [(24, 60)], values.norm()[None]).view(24, 60)
     found = (u.mT @ made @ v).diagonal()
     assert found.min() > 0.73 and found.max() < 1.27
 
@@ -68,6 +69,7 @@ def test_matrices_follow_muon_and_the_rest_adamw(memory_format: torch.memory_for
     other = copy.deepcopy(ours)
     muon, adamw = optimizer_of(ours), optimizer_of(other, torch.optim.AdamW)
     momenta = {name: torch.zeros_like(p) for name, p in ours.named_parameters()}
+    squares = dict.fromkeys(momenta, torch.zeros((), dtype=torch.float64))
     for seed in range(3):
         for module in (ours, other):
             set_gradients(module, seed)
@@ -84,7 +86,10 @@ def test_matrices_follow_muon_and_the_rest_adamw(memory_format: torch.memory_for
                 torch.testing.assert_close(p, dict(other.named_parameters())[name], atol=0, rtol=0)
                 continue
             momenta[name].lerp_(gradients[name], 0.1)
-            update = iterated(gradients[name].lerp(momenta[name], 0.9).flatten(1)).view_as(p)
+            squares[name] = 0.999 * squares[name] + 0.001 * gradients[name].square().sum()
+            mean = gradients[name].lerp(momenta[name], 0.9)
+            usual = (squares[name] / (1 - 0.999 ** (seed + 1))).sqrt() * (1 - 0.9 ** (seed + 2))
+            update = iterated(mean.flatten(1)).view_as(p) * mean.norm() / usual
             rms = RMS * max(len(p), p[0].numel()) ** 0.5
             rate, decay = (0.02, 0.2) if name == "0.weight" else (0.01, 0.1)
             torch.testing.assert_close(p, before[name] * (1 - rate * decay) - rate * rms * update, atol=1e-9, rtol=1e-6)
