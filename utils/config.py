@@ -247,7 +247,8 @@ def complete_hyp(words: Sequence[str], base: Sequence[str], base_hyp: Hyp) -> tu
     if not Hyp.missing(values):
         return tuple(words), Hyp(**values)
     hyp = dataclasses.replace(base_hyp, **values)
-    if changed := [f"{key} {getattr(base_hyp, key)} → {getattr(hyp, key)}" for key in values]:
+    pairs = {key: (getattr(base_hyp, key), getattr(hyp, key)) for key in values}
+    if changed := [f"{key} {was} → {now}" for key, (was, now) in pairs.items() if was != now]:
         log.info(row("Changed", f"{', '.join(changed)} (--hyp)"))
     repeated = tuple(base[-len(words) :]) == tuple(words)  # the same command, started again
     return (tuple(base) if repeated else (*base, *words)), hyp
