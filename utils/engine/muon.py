@@ -27,7 +27,7 @@ class Muon(torch.optim.AdamW):
     A kernel (out, in, h, w) is a matrix (out, in · h · w). Its update is the orthogonalised Nesterov momentum, with an
     RMS of `RMS` learning rates times the norm of the momentum over the usual norm of a gradient: as in AdamW, a step is
     small where gradients contradict each other. It decays as in AdamW. The state has the momentum, `exp_avg`, and the
-    mean of the squared norms of gradients, `exp_avg_sq` ().
+    mean of the gradients' squared norms, `norm_sq` ().
     """
 
     @torch.no_grad()
@@ -45,10 +45,10 @@ class Muon(torch.optim.AdamW):
         """Update matrices sorted by shape. All computations are on one flat tensor: a GPU launches few kernels."""
         for parameter in parameters:
             if not self.state[parameter]:
-                numbers = {name: parameter.new_zeros(()) for name in ("step", "exp_avg_sq")}
+                numbers = {name: parameter.new_zeros(()) for name in ("step", "norm_sq")}
                 self.state[parameter].update(numbers, exp_avg=torch.zeros_like(parameter))
         states = [self.state[p] for p in parameters]
-        momenta, steps, squares = ([state[name] for state in states] for name in ("exp_avg", "step", "exp_avg_sq"))
+        momenta, steps, squares = ([state[name] for state in states] for name in ("exp_avg", "step", "norm_sq"))
         gradients, before, weights = map(_flat, ([cast(Tensor, p.grad) for p in parameters], momenta, parameters))
         (beta, beta_sq), shapes, sizes = groups[0]["betas"], [*map(_shape, parameters)], [p.numel() for p in parameters]
         after = before.lerp(gradients, 1 - beta)

@@ -66,7 +66,7 @@ OPTIMIZERS = {
     "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", "SGD", frozenset({"momentum_buffer"})),
     "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", "Adam", _MOMENTS),
     "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", "Adam", _MOMENTS),
-    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", "Adam", _MOMENTS),
+    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", "Adam", _MOMENTS | {"norm_sq"}),
 }
 
 
@@ -143,7 +143,8 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         counts = ("step" in state) == ("step" in known.state_names)
         if not isinstance(parameter, Tensor) or not moments.keys() <= known.state_names or not counts:
             raise ValueError(f"it has {', '.join(map(shown, state))}")
-        if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
+        shapes = {**dict.fromkeys(moments, parameter.shape), "norm_sq": torch.Size()}
+        if any(not isinstance(value, Tensor) or value.shape != shapes[name] for name, value in moments.items()):
             raise ValueError("its moments have other shapes than the parameters")
         if "step" in state and not (isinstance(state["step"], (int, float)) or state["step"].numel() == 1):
             raise ValueError("a parameter has several numbers of steps")

@@ -323,7 +323,7 @@ def moments(saved: dict[str, Any]) -> dict[str, Any]:
     return saved["optimizer"]["state"][0]
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 @pytest.mark.parametrize(
     "change",
     [
