@@ -217,13 +217,13 @@ def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
     return number
 
 
-def load_hyp(hyp: str | Path) -> Hyp:
-    """Read a hyperparameter YAML that has every key, searched for as given, then in data/hyps/.
+def load_hyp(hyp: str | Path, *words: str) -> Hyp:
+    """Read a hyperparameter YAML that has every key, searched for as given, then in data/hyps/; `words` change values.
 
     Raises:
         ConfigError: no such file, not YAML, or a key or value that is missing or not allowed.
     """
-    return Hyp.from_yaml(_read_hyp(hyp))
+    return dataclasses.replace(Hyp.from_yaml(_read_hyp(hyp)), **given_hyp(words))
 
 
 def given_hyp(words: Sequence[str]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of empty areas of a warp
 _MOST_ROWS = 20  # classes of a printed table
 CocoId = int | str
-# What a new run begins with: nothing, weights of drawn shapes, of all its classes for the same model, other weights, or
-# a classifier's.
+# What a new run begins with: nothing, weights of synthetic shapes, of all its classes for the same model, other
+# weights, or a classifier's.
 Pretraining = Literal["scratch", "drawn", "known", "new", "backbone"]
 
 

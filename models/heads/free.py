@@ -99,11 +99,11 @@ class DetectFree(Head):
     """
 
     recipes = Recipes(
-        "hyp.tessera-long.yaml",
-        "hyp.tessera-short.yaml",
-        "hyp.tessera-short.yaml optimizer=Muon",
-        "hyp.tessera-known.yaml",
-        "hyp.tessera-backbone.yaml",
+        ("hyp.tessera-long.yaml",),
+        ("hyp.tessera-short.yaml",),
+        ("hyp.tessera-short.yaml", "optimizer=Muon"),
+        ("hyp.tessera-known.yaml",),
+        ("hyp.tessera-backbone.yaml",),
     )
 
     def __init__(

@@ -29,14 +29,17 @@ def object_prior(stride: float) -> float:
     return OBJECTS / (OBJECTS_PX / stride) ** 2
 
 
-class Recipes(NamedTuple):
-    """Recipes of a head's models, each as the words of --hyp."""
+Words = tuple[str, ...]
 
-    long: str  # of long runs
-    new: str  # of short ones from weights of other classes
-    short: str  # of short ones, from scratch or from weights pretrained on drawn shapes
-    known: str  # of short ones from weights with all classes of the data
-    backbone: str  # of short ones from a classifier's backbone
+
+class Recipes(NamedTuple):
+    """Recipes of a head's models, each as the words of --hyp: a complete file first."""
+
+    long: Words  # of long runs
+    new: Words  # of short ones from weights of other classes
+    short: Words  # of short ones, from scratch or from weights pretrained on synthetic shapes
+    known: Words  # of short ones from weights with all classes of the data
+    backbone: Words  # of short ones from a classifier's backbone
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,11 @@ class Head(nn.Module, ABC):
 
     has_objectness: ClassVar[bool] = False  # whether decoded rows have an objectness between box and classes
     recipes: ClassVar[Recipes] = Recipes(
-        "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.short.yaml optimizer=Muon", "hyp.known.yaml", "hyp.short.yaml"
+        ("hyp.scratch-low.yaml",),
+        ("hyp.short.yaml",),
+        ("hyp.short.yaml", "optimizer=Muon"),
+        ("hyp.known.yaml",),
+        ("hyp.short.yaml",),
     )
     # Required top-level keys of a model YAML that only this head has, with their readers.
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})

@@ -21,7 +21,7 @@ from tessera.analysis.search import start_of_search
 from tessera.commands import detect, train, val
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.config import Hyp, TrainConfig, given_hyp
+from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results_csv import result_columns
 from tessera.utils.training.data import warn_of_problems
@@ -104,7 +104,7 @@ def test_a_run_leaves_everything_a_user_expects(
     header = (run / "results.csv").read_text().splitlines()[0]
     assert header.split(",") == list(result_columns(("box", "obj", "cls")))
     assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == RECIPE
-    assert yaml.safe_load((run / "hyp.yaml").read_text()) == Hyp(**given_hyp(RECIPE)).as_dict()
+    assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp(*RECIPE).as_dict()
     assert outcome.err.count("too few for a model from scratch. Use more --epochs") == 1
     table = read_results(run / "results.csv")
     assert table["epoch"].tolist() == [0, 1]
@@ -276,4 +276,4 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
     asked = TrainConfig(cfg="yolov5n.yaml", data=there, evolve=1, workers=3)
     config, hyp, unread = start_of_search(asked, Second())
     assert (config.data, config.workers) == (there, 3)
-    assert config.hyp == tuple(RECIPE) and hyp == Hyp(**given_hyp(RECIPE)) and "topk" in unread
+    assert config.hyp == tuple(RECIPE) and hyp == load_hyp(*RECIPE) and "topk" in unread

@@ -32,7 +32,7 @@ from tessera.utils.types import Pretraining
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "tessera-n.yaml"  # named in the help of --cfg, too
-DRAWN = "drawn "  # begins the class names of weights pretrained on drawn shapes (examples/pretrain.py)
+DRAWN = "drawn "  # begins the class names of weights pretrained on synthetic shapes (examples/pretrain.py)
 _OTHER = "another architecture"
 _LEAST_FRACTION = 0.05  # fraction of a model's weights; what fits by chance is less
 _USUAL_FRACTION = 0.5

@@ -35,8 +35,9 @@ class Muon(torch.optim.AdamW):
         """Update the parameters, unless `found_inf`, float () on their device, is set and not 0."""
         pairs = ((p, group) for group in self.param_groups for p in group["params"])
         matrices = [(p, group) for p, group in pairs if p.grad is not None and is_matrix(p)]
+        matrices.sort(key=lambda pair: _shape(pair[0]))
         if matrices:
-            self._step_matrices(*map(list, zip(*sorted(matrices, key=lambda pair: _shape(pair[0])), strict=True)))
+            self._step_matrices([p for p, _ in matrices], [group for _, group in matrices])
         for parameter, _ in matrices:
             parameter.grad = None  # AdamW leaves it alone
         super().step()
@@ -50,9 +51,10 @@ class Muon(torch.optim.AdamW):
         states = [self.state[p] for p in parameters]
         momenta, steps, squares = ([state[name] for state in states] for name in ("exp_avg", "step", "norm_sq"))
         gradients, before, weights = map(_flat, ([cast(Tensor, p.grad) for p in parameters], momenta, parameters))
-        (beta, beta_sq), shapes, sizes = groups[0]["betas"], [*map(_shape, parameters)], [p.numel() for p in parameters]
+        beta, beta_sq = groups[0]["betas"]
+        shapes, sizes = [_shape(p) for p in parameters], [p.numel() for p in parameters]
         after = before.lerp(gradients, 1 - beta)
-        steps_after, squares_before = torch.stack(steps) + 1, torch.stack(squares)
+        steps_after, squares_before = torch.stack(steps).to(weights.device) + 1, torch.stack(squares)
         norms = torch.stack(torch._foreach_norm(gradients.split(sizes)))
         squares_after = squares_before.lerp(norms.square(), 1 - beta_sq)
         usual = (squares_after / (1 - beta_sq**steps_after)).sqrt() * (1 - beta ** (steps_after + 1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from tessera.models.heads.head import Head
-from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, given_hyp
+from tessera.models.heads.head import Head, Words
+from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.optimizer import Schedule, accumulation, rates_of
 from tessera.utils.engine.state import ema_decay
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _PRETRAININGS: dict[Pretraining, str] = {
     "scratch": "from scratch",
-    "drawn": "from weights pretrained on drawn shapes",
+    "drawn": "from weights pretrained on synthetic shapes",
     "known": "from weights that know all of these classes",
     "new": "from weights of other classes, of unnamed classes, or of another model",
     "backbone": "from a classifier's backbone",
@@ -29,8 +29,8 @@ RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer diffe
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
 
 
-def usual_recipe(head: type[Head], pretraining: Pretraining, batches: int) -> str:
-    """Return the recipe for a head's models and a run of `batches` batches, as the words of --hyp."""
+def usual_recipe(head: type[Head], pretraining: Pretraining, batches: int) -> Words:
+    """Return the recipe for a head's models and a run of `batches` batches."""
     recipes = head.recipes
     short = recipes.new if pretraining == "new" else recipes.short
     by_length = recipes.long if batches >= LONG_RUN else short
@@ -42,11 +42,7 @@ def choose_hyp(
 ) -> tuple[tuple[str, ...], Hyp]:
     """Choose the hyperparameters that `--hyp` leaves out; return its completed words and all values."""
     recipe = usual_recipe(head, pretraining, _batches(flags, images))
-    return complete_hyp(flags.hyp, recipe.split(), _values(recipe))
-
-
-def _values(recipe: str) -> Hyp:
-    return Hyp(**given_hyp(recipe.split()))
+    return complete_hyp(flags.hyp, recipe, load_hyp(*recipe))
 
 
 def _batches(flags: TrainConfig, images: int) -> int:
@@ -78,16 +74,16 @@ def report_recipe(context: RunContext, schedule: Schedule, head: Head) -> None:
     if context.pretraining not in ("known", "backbone"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
     usual = usual_recipe(type(head), context.pretraining, schedule.iterations)
-    is_usual = not context.resumed and " ".join(context.config.hyp).startswith(usual)
+    is_usual = not context.resumed and context.config.hyp[: len(usual)] == usual
     chosen = f" ({reason})" if is_usual else ""
-    log.info(row("Recipe", _words(context) + chosen))
+    log.info(row("Recipe", _text(context.config.hyp) + chosen))
     log.info(row("Schedule", schedule_summary(context, schedule)))
     for warning in recipe_warnings(context, schedule, head):
         log.warning(warning)
 
 
-def _words(context: RunContext) -> str:
-    return one_line(" ".join(context.config.hyp), 120)
+def _text(words: Words) -> str:
+    return one_line(" ".join(words), 120)
 
 
 def schedule_summary(context: RunContext, schedule: Schedule) -> str:
@@ -120,11 +116,11 @@ def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list
     """Return warnings about the hyperparameters in this run, each with a remedy."""
     found: list[str] = []
     own = usual_recipe(type(head), context.pretraining, schedule.iterations)
-    gain = _values(own).box
+    gain = load_hyp(*own).box
     if not gain / GAIN_RATIO <= context.hyp.box <= gain * GAIN_RATIO:
         found.append(
-            f"{_words(context)}: box gain {context.hyp.box:g}, expected about {gain:g} as in {own}. It may "
-            "be for another kind of head. Omit --hyp, or give a file for this kind."
+            f"{_text(context.config.hyp)}: box gain {context.hyp.box:g}, expected about {gain:g} as in {_text(own)}. "
+            "It may be for another kind of head. Omit --hyp, or give a file for this kind."
         )
     found += _learning_rate_warnings(context, head)
     steps = schedule.steps()
@@ -134,7 +130,7 @@ def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         if accumulation(context.hyp, context.batch_size) > 1:
             short = usual_recipe(type(head), context.pretraining, 0)
-            helps = [f"--hyp {short}, which makes a step of every batch (docs/recipes.md)", *helps]
+            helps = [f"--hyp {_text(short)}, which makes a step of every batch (docs/recipes.md)", *helps]
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
         found.append(
@@ -149,12 +145,12 @@ def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
     rates = rates_of(context.optimizer)
     if rates == rates_of(context.hyp.optimizer):
         return []
-    recipes = ((recipe, _values(recipe)) for recipe in head.recipes)
+    recipes = ((_text(recipe), load_hyp(*recipe)) for recipe in head.recipes)
     recipe, other = next(((r, hyp) for r, hyp in recipes if rates_of(hyp.optimizer) == rates), ("", context.hyp))
     if other.lr0 / RATE_RATIO < context.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
-        f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_words(context)} is for "
+        f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_text(context.config.hyp)} is for "
         f"{context.hyp.optimizer}; {recipe}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {recipe}, or a file "
         "with a similar rate."
     ]

@@ -42,12 +42,11 @@ def test_singular_values_are_near_one() -> None:
 
 
 def model(memory_format: torch.memory_format = torch.channels_last) -> nn.Module:
-    """Kernels of three shapes that are matrices, a depthwise one and one with few outputs that are not."""
+    """Kernels that are matrices, equal shapes apart; a depthwise one and one with few outputs that are not."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 24, 1)]
-    return nn.Sequential(*layers, nn.Conv2d(24, 24, 1), nn.Conv2d(24, 3, 1)).to(
-        torch.float64, memory_format=memory_format
-    )
+    layers += [nn.Conv2d(24, 24, 1), nn.Conv2d(24, 16, 1), nn.Conv2d(16, 24, 1), nn.Conv2d(24, 3, 1)]
+    return nn.Sequential(*layers).to(torch.float64, memory_format=memory_format)
 
 
 def optimizer_of(module: nn.Module, optimizer: type[torch.optim.AdamW] = Muon) -> torch.optim.AdamW:
@@ -80,7 +79,7 @@ def test_matrices_follow_muon_and_the_rest_adamw(memory_format: torch.memory_for
         muon.step()
         adamw.step()
         matrices = [name for name, p in ours.named_parameters() if is_matrix(p)]
-        assert matrices == ["0.weight", "3.weight", "4.weight"]
+        assert matrices == ["0.weight", "3.weight", "4.weight", "5.weight", "6.weight"]
         for name, p in ours.named_parameters():
             if name not in matrices:
                 torch.testing.assert_close(p, dict(other.named_parameters())[name], atol=0, rtol=0)
@@ -94,3 +93,16 @@ def test_matrices_follow_muon_and_the_rest_adamw(memory_format: torch.memory_for
             rate, decay = (0.02, 0.2) if name == "0.weight" else (0.01, 0.1)
             torch.testing.assert_close(p, before[name] * (1 - rate * decay) - rate * rms * update, atol=1e-9, rtol=1e-6)
             other.get_parameter(name).data.copy_(p)
+
+
+def test_a_matrix_without_gradient_stays_and_one_with_zeros_decays() -> None:
+    ours = model()
+    muon, before = optimizer_of(ours), copy.deepcopy(ours)
+    set_gradients(ours)
+    ours.get_parameter("3.weight").grad = None
+    zeros = ours.get_parameter("4.weight")
+    zeros.grad = torch.zeros_like(zeros)
+    muon.step()
+    assert torch.equal(ours.get_parameter("3.weight"), before.get_parameter("3.weight"))
+    torch.testing.assert_close(zeros.data, before.get_parameter("4.weight") * (1 - 0.01 * 0.1), atol=0, rtol=1e-12)
+    assert not torch.equal(ours.get_parameter("0.weight"), before.get_parameter("0.weight"))

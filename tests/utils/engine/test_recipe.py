@@ -18,6 +18,7 @@ from tessera.utils.engine.recipe import (
     chosen_weights,
     pretrained_hint,
     recipe_warnings,
+    report_recipe,
     schedule_summary,
     usual_recipe,
 )
@@ -26,8 +27,8 @@ from tessera.utils.types import Pretraining
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import FREE, TINY
 
-LOW, SHORT, MUON = "hyp.scratch-low.yaml", "hyp.short.yaml", " optimizer=Muon"
-TESSERA_SHORT = "hyp.tessera-short.yaml"
+LOW, SHORT, TESSERA_SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.tessera-short.yaml"
+MUON = " optimizer=Muon"
 BACKBONE, LONG = "hyp.tessera-backbone.yaml", "hyp.tessera-long.yaml"
 
 
@@ -55,9 +56,10 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
 def test_the_recipe_depends_on_start_and_length(
     pretraining: Pretraining, batches: int, file: str, of_tessera: str
 ) -> None:
-    assert usual_recipe(Detect, pretraining, batches) == file
-    assert usual_recipe(HEADS["DetectFree"], pretraining, batches) == of_tessera
-    assert usual_recipe(HEADS["DetectYOLOX"], pretraining, batches) == of_tessera.removesuffix(MUON)
+    of_yolox = of_tessera.removesuffix(MUON)
+    expected = {"Detect": file, "DetectFree": of_tessera, "DetectYOLOv9": of_tessera, "DetectYOLOX": of_yolox}
+    for name, words in expected.items():
+        assert usual_recipe(HEADS[name], pretraining, batches) == tuple(words.split())
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,33 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
 ) -> None:
     given = TrainConfig(epochs=100, batch_size=batch_size)
     assert choose_hyp(given, Detect, "new", images) == ((file,), load_hyp(file))
+
+
+@pytest.mark.parametrize(
+    ("pretraining", "words", "reason"),
+    [
+        ("scratch", (SHORT, "optimizer=Muon"), " (from scratch, below 10,000 batches)"),
+        ("drawn", (SHORT, "optimizer=Muon"), " (from weights pretrained on synthetic shapes, below 10,000 batches)"),
+        ("known", ("hyp.known.yaml",), " (from weights that know all of these classes)"),
+        (
+            "new",
+            (SHORT, "mosaic=0"),
+            " (from weights of other classes, of unnamed classes, or of another model, below 10",
+        ),
+        ("scratch", (SHORT,), ""),
+    ],
+)
+def test_the_log_says_why_a_recipe_was_chosen(
+    pretraining: Pretraining, words: tuple[str, ...], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, schedule = made(SHORT, 1000)
+    config = dataclasses.replace(run.config, hyp=words)
+    with caplog.at_level("INFO"):
+        report_recipe(
+            dataclasses.replace(run, config=config, pretraining=pretraining), schedule, DetectionModel(TINY).head
+        )
+    line = next(m for m in caplog.messages if m.startswith("Recipe:"))
+    assert line.startswith(f"Recipe:   {' '.join(words)}{reason}") and bool(reason) == ("(" in line)
 
 
 def test_the_summary_of_a_recipe() -> None:
