@@ -28,7 +28,8 @@ def metrics(outcome: Outcome) -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path: Path, command: Command) -> None:
-    trained = command(train.main, *flags(data, tmp_path, "--epochs", "2", *TILES))
+    # In float32: another number of threads changes no detection.
+    trained = command(train.main, *flags(data, tmp_path, "--epochs", "2", "--amp", "off", *TILES))
     run = tmp_path / "exp"
     best = run / "weights" / "best.pt"
     words = ["--weights", str(best), *TILES, "--project", str(tmp_path / "val"), "--workers", "0", "--device", "cpu"]
