@@ -266,19 +266,10 @@ def test_values_and_partial_files_change_the_recipe_and_complete_files_do_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     partial, whole = tmp_path / "exp=2.yaml", tmp_path / "whole.yaml"
-    partial.write_text("mosaic: 0.5\nlr0: 1e-3\n")
+    partial.write_text("mosaic: 0.5\nlr0: 1e-3\nlrf: 0.05\n")
     low, short = load_hyp("hyp.scratch-low.yaml"), load_hyp("hyp.short.yaml")
     whole.write_text("\n".join(f"{key}: {value}" for key, value in low.as_dict().items()))
-    args = [
-        "--hyp",
-        str(partial),
-        "lr0=.004",
-        "lrf=.05",
-        "warmup-epochs=0",
-        'class_weights={"a/b": 2}',
-        "--epochs",
-        "3",
-    ]
+    args = ["--hyp", str(partial), "lr0=.004", "warmup-epochs=0", 'class_weights={"a/b": 2}', "--epochs", "3"]
     words = TrainConfig(**TrainConfig.from_args(args)).hyp
     with caplog.at_level("INFO"):
         named, hyp = complete_hyp(words, ("hyp.short.yaml",), short)

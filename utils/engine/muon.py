@@ -7,7 +7,7 @@ https://kellerjordan.github.io/posts/muon.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ class Muon(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update the parameters, unless `found_inf`, float () on their device, is set and not 0."""
         pairs = ((p, group) for group in self.param_groups for p in group["params"])
         matrices = [(p, group) for p, group in pairs if p.grad is not None and is_matrix(p)]
@@ -93,17 +93,16 @@ def orthogonalize(flat: Tensor, shapes: Sequence[tuple[int, int]], norms: Tensor
     counts = Counter(shapes)
     parts = flat.split([n * rows * columns for (rows, columns), n in counts.items()])
     stacks = [part.view(-1, *shape) for part, shape in zip(parts, counts, strict=True)]
-    by_size: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for x, norm in zip(stacks, norms.split([*counts.values()]), strict=True):
-        by_size[min(x.shape[1:])].append((x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x, norm))
-    factors = {
-        size: iter(_factors(*map(torch.cat, zip(*pairs, strict=True))).split([len(norm) for _, norm in pairs]))
-        for size, pairs in by_size.items()
-    }
-    products = [
-        next(factors[x.shape[1]]) @ x if x.shape[1] <= x.shape[2] else x @ next(factors[x.shape[2]]) for x in stacks
-    ]
-    return torch.cat([x.flatten() for x in products])
+    is_wide = [rows <= columns for rows, columns in counts]
+    grams = [x @ x.mT if wide else x.mT @ x for x, wide in zip(stacks, is_wide, strict=True)]
+    norms_of = norms.split([*counts.values()])
+    products: dict[int, Tensor] = {}
+    for size in dict.fromkeys(gram.shape[1] for gram in grams):  # equal sizes together
+        places = [i for i, gram in enumerate(grams) if gram.shape[1] == size]
+        factors = _factors(torch.cat([grams[i] for i in places]), torch.cat([norms_of[i] for i in places]))
+        for i, factor in zip(places, factors.split([len(grams[i]) for i in places]), strict=True):
+            products[i] = (factor @ stacks[i] if is_wide[i] else stacks[i] @ factor).flatten()
+    return torch.cat([products[i] for i in range(len(stacks))])
 
 
 def _factors(grams: Tensor, norms: Tensor) -> Tensor:

@@ -36,14 +36,14 @@ class KnownOptimizer:
         make: factory of parameter groups, lr, momentum, weight_decay, and whether to use fused kernels.
         family: optimizers of one family have equal states.
         rates: optimizers with one value have similar learning rates.
-        state_names: names in the state of a parameter.
+        state_names: the sets of names that the state of a parameter may have.
     """
 
     type: type[torch.optim.Optimizer]
     make: Callable[..., torch.optim.Optimizer]
     family: str
     rates: str
-    state_names: frozenset[str]
+    state_names: tuple[frozenset[str], ...]
 
 
 def _sgd(groups: Groups, *, lr: float, momentum: float, weight_decay: float, fused: bool) -> torch.optim.Optimizer:
@@ -62,11 +62,12 @@ def _adam(
 
 
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+_OF_MATRICES = frozenset({"step", "exp_avg", "norm_sq"})
 OPTIMIZERS = {
-    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", "SGD", frozenset({"momentum_buffer"})),
-    "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", "Adam", _MOMENTS),
-    "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", "Adam", _MOMENTS),
-    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", "Adam", _MOMENTS | {"norm_sq"}),
+    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", "SGD", (frozenset(), frozenset({"momentum_buffer"}))),
+    "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", "Adam", (_MOMENTS,)),
+    "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", "Adam", (_MOMENTS,)),
+    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", "Adam", (_MOMENTS, _OF_MATRICES)),
 }
 
 
@@ -139,10 +140,10 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     if known is None:  # a user's own
         return
     for parameter, state in optimizer.state.items():
-        moments = {name: value for name, value in state.items() if name != "step" and value is not None}
-        counts = ("step" in state) == ("step" in known.state_names)
-        if not isinstance(parameter, Tensor) or not moments.keys() <= known.state_names or not counts:
+        values = {name: value for name, value in state.items() if value is not None}
+        if not isinstance(parameter, Tensor) or values.keys() not in known.state_names:
             raise ValueError(f"it has {', '.join(map(shown, state))}")
+        moments = {name: value for name, value in values.items() if name != "step"}
         shapes = {**dict.fromkeys(moments, parameter.shape), "norm_sq": torch.Size()}
         if any(not isinstance(value, Tensor) or value.shape != shapes[name] for name, value in moments.items()):
             raise ValueError("its moments have other shapes than the parameters")

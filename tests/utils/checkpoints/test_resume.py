@@ -339,6 +339,12 @@ def test_an_optimizer_state_that_would_fail_in_the_first_step(change: Any, optim
         restored(change, optimizer)
 
 
+@pytest.mark.parametrize(("optimizer", "name"), [("AdamW", "exp_avg_sq"), ("Muon", "norm_sq")])
+def test_an_optimizer_state_that_lacks_a_value(optimizer: str, name: str) -> None:
+    with pytest.raises(UserError, match=rf"does not fit \(it has (?!.*{name})"):
+        restored(lambda saved: moments(saved).pop(name), optimizer)
+
+
 def test_losses_of_another_head() -> None:
     with pytest.raises(UserError, match=r"its losses are of shape \(1, 5\) in torch.float32, expected 3"):
         restored(lambda saved: saved.update(epoch_losses=torch.zeros(1, 5)))
