@@ -16,7 +16,7 @@ from tessera.models.layers import yaml_arguments as read
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
 from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.text import one_line, plural, shown
+from tessera.utils.text import first_line, plural, shown
 
 PROBE_SIZE = 128  # pixels, the largest possible stride
 MAX_PARAMETERS = 10**9  # seven times yolov5x6
@@ -157,7 +157,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
         shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
         raise ConfigError(
             f"{layer.where}: does not fit its input, which is (channels, height, width) {shapes} for images of "
-            f"{PROBE_SIZE} px: {one_line(str(error), 200)}. Check `from` and the arguments "
+            f"{PROBE_SIZE} px: {first_line(error)}. Check `from`, width_multiple and arguments "
             f"{shown(list(layer.arguments))}."
         ) from error
     _require_small(layer, before + count_parameters(tried), output)

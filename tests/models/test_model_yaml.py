@@ -116,7 +116,7 @@ def test_mistakes_name_the_line(tmp_path: Path, old: str, new: str, message: str
 
 HUGE = [
     ("width_multiple: 0.5", "width_multiple: 1.0e+9", r"mine.yaml:8: .*parameters up to here, at most 1,000,000,000"),
-    ("width_multiple: 0.5", "width_multiple: 1.0e+300", r"mine.yaml:8: layer 0 \(Conv\): does not fit"),
+    ("width_multiple: 0.5", "width_multiple: 1.0e+300", r"mine.yaml:8: .*, width_multiple and arguments .16, 3"),
     ("depth_multiple: 0.5", "depth_multiple: 1.0e+9", r"mine.yaml:10: .*6e\+09 repeats after depth_multiple, at most"),
     ("[-1, 6, C3", f"[-1, {10**150}, C3", r"mine.yaml:10: .*repeats is a number of about 151 digits, expected"),
     ("[16, 3, 2]", "[16, 1000000001, 2]", r"mine.yaml:8: layer 0 \(Conv\): (does not fit|the model has)"),
@@ -135,7 +135,7 @@ def test_what_no_machine_holds_is_refused_before_memory_is_taken(
 ) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         DetectionModel(written(tmp_path, old, new))
-    assert max(map(len, str(error.value).splitlines())) < 800
+    assert max(map(len, str(error.value).replace(str(tmp_path), "").splitlines())) < 360
 
 
 def test_anchors_beyond_any_number() -> None:
