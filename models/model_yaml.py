@@ -195,12 +195,12 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
     specs = []
     for index, (key, row, fields) in enumerate(rows):
         position = source.at(key, row)
-        if not isinstance(fields, list) or len(fields) != 4 or not isinstance(fields[3], list):
+        if not isinstance(fields, list) or [type(field) for field in fields[2:]] != [str, list]:
             raise ConfigError(
                 f"{position}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
             )
         sources, repeats, module, arguments = fields
-        where = f"{position}: layer {index} ({one_line(str(module)[:200], 40)})"
+        where = f"{position}: layer {index} ({one_line(module, 40)})"
         if sources == []:
             raise ConfigError(f"{where}: `from` is [], expected at least one layer to read.")
         repeats = checked(where, "repeats", repeats, count)
@@ -213,7 +213,7 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
             repeats = max(round(scaled), 1)
         read = tuple(_absolute(where, index, s) for s in (sources if isinstance(sources, list) else [sources]))
         values = tuple(_WORDS.get(a, a) if isinstance(a, str) else a for a in arguments)
-        specs.append(LayerSpec(index, read, repeats, str(module), values, where))
+        specs.append(LayerSpec(index, read, repeats, module, values, where))
     return tuple(specs)
 
 

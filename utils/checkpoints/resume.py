@@ -27,7 +27,7 @@ from tessera.utils.text import first_line, one_line, plural, shown
 log = logging.getLogger(__name__)
 
 # Errors of torch and Python for states of another kind or shape than they have saved.
-_UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+_UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError)
 
 
 class Conflict(NamedTuple):
@@ -263,8 +263,8 @@ def _damaged(what: str, error: BaseException) -> UserError:
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restore moments and counters; keep the rates and the decay of this optimizer."""
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    groups, scheduled = saved["param_groups"], {"betas", "momentum"}  # torch compares only the number of parameters
     try:
+        groups, scheduled = saved["param_groups"], {"betas", "momentum"}  # torch compares only the number of parameters
         pairs = zip(groups, own, strict=True)
         if any(scheduled & dict(group).keys() != scheduled & mine.keys() for group, mine in pairs):
             raise ValueError("it is of another kind of optimizer")

@@ -329,9 +329,9 @@ def moments(saved: dict[str, Any]) -> dict[str, Any]:
     [
         lambda saved: moments(saved).update({name: torch.zeros(7) for name in moments(saved) if name != "step"}),
         lambda saved: moments(saved).update({name: 0.5 for name in moments(saved) if name != "step"}),
-        lambda saved: moments(saved).update(other=torch.zeros(2)),
+        lambda saved: saved["optimizer"].pop("param_groups"),
         lambda saved: saved["optimizer"]["state"].update({99: {"momentum_buffer": torch.zeros(2)}}),
-        lambda saved: saved["optimizer"]["param_groups"][0].update(params=[]),
+        lambda saved: saved["optimizer"]["param_groups"][0].update(params=torch.zeros(0)),
     ],
 )
 def test_an_optimizer_state_that_would_fail_in_the_first_step(change: Any, optimizer: str) -> None:
