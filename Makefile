@@ -64,7 +64,7 @@ bench:
 	$(RUN) python -m tests.benchmarks.loader --data $(DATA)
 	$(RUN) python -m tests.benchmarks.step --data $(DATA)
 	$(RUN) python -m tests.benchmarks.step --data $(DATA) --cfg tessera-n.yaml
-	$(RUN) python -m tests.benchmarks.val --data $(DATA)
+	$(RUN) python -m tests.benchmarks.val
 	$(RUN) python -m tests.benchmarks.startup --data $(DATA)
 	$(RUN) python -m tests.benchmarks.memory --data $(DATA)
 	$(RUN) torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
