@@ -125,7 +125,7 @@ def read_model(
     last = _last_row(plain)
     if head is not None and last:
         last[2] = register_head(head).__name__
-    named = HEADS.get(str(last[2])) if last else None
+    named = HEADS.get(last[2]) if last else None
     every = {key for head in HEADS.values() for key in head.yaml_keys}
     head_readers = named.yaml_keys if named else {}
     _check_keys(source, plain, (*_REQUIRED, *head_readers), _OPTIONAL if named else (*_OPTIONAL, *every))
@@ -150,7 +150,7 @@ def _last_row(plain: Mapping[str, Any]) -> list[Any]:
     """Return the last row of `head`; [] if it is none."""
     rows = plain.get("head")
     last = rows[-1] if isinstance(rows, list) and rows else None
-    return last if isinstance(last, list) and len(last) > 2 else []
+    return last if isinstance(last, list) and len(last) > 2 and isinstance(last[2], str) else []
 
 
 def _check_keys(

@@ -38,8 +38,8 @@ class Recipes(NamedTuple):
     long: Words  # of long runs
     new: Words  # of short ones from weights of other classes
     short: Words  # of short ones, from scratch or from weights pretrained on synthetic shapes
-    known: Words  # of short ones from weights with all classes of the data
-    backbone: Words  # of short ones from a classifier's backbone
+    known: Words  # from weights with all classes of the data
+    backbone: Words  # from a classifier's backbone
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
         ("[[6, 3], 1, Detect, [nc, anchors]]", "[-1, 1, nn.Identity, []]", r"mine.yaml:16: .*must be a detection head"),
         ("[-1, 1, nn.Upsample, [None, 2, 'nearest']]", "[[-1], 1, Detect, []]", r"mine.yaml:13: .*must be the last"),
         ("[-1, 6, C3, [32]]", "[-1, 6, C3]", r"mine.yaml:10: layer 2 is \[-1, 6, 'C3'\], expected \[from, repeats"),
+        ("Detect, [nc", "[Detect], [nc", r"mine.yaml:16: layer 7 is .*\['Detect'\], .*expected \[from, repeats"),
         ("[16, 3, 2]", "[16, 3, 3]", r"mine.yaml:16: .*makes \d+×\d+ cells of 128×128 px, expected an integer stride"),
         ("nc: 2", "nc: two", r"mine.yaml:1: nc is 'two', expected a whole number"),
         ("nc: 2", "ncc: 2", r"mine.yaml:1: unknown key 'ncc'.*Did you mean 'nc'"),

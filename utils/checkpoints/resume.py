@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tessera.utils.text import first_line, one_line, plural, shown
 log = logging.getLogger(__name__)
 
 # Errors of torch and Python for states of another kind or shape than they have saved.
-_UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError)
+_UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
 class Conflict(NamedTuple):
@@ -264,9 +265,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     """Restore moments and counters; keep the rates and the decay of this optimizer."""
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:
-        groups, scheduled = saved["param_groups"], {"betas", "momentum"}  # torch compares only the number of parameters
-        pairs = zip(groups, own, strict=True)
-        if any(scheduled & dict(group).keys() != scheduled & mine.keys() for group, mine in pairs):
+        groups = [{**group, "params": [*map(operator.index, group["params"])]} for group in saved["param_groups"]]
+        pairs, scheduled = zip(groups, own, strict=True), {"betas", "momentum"}  # torch compares only numbers
+        if any(scheduled & group.keys() != scheduled & mine.keys() for group, mine in pairs):
             raise ValueError("it is of another kind of optimizer")
         if "fused" in own[0]:  # torch places the step counters as the group of the file says
             groups = [{**group, "fused": own[0]["fused"]} for group in groups]

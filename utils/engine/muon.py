@@ -64,7 +64,7 @@ class Muon(torch.optim.AdamW):
         torch._foreach_add_(updates.split(sizes), decays)
         torch._foreach_mul_(updates.split(sizes), [-group["lr"] for group in groups])
         skipped = getattr(self, "found_inf", torch.zeros((), device=weights.device)) != 0
-        for tensors, old, new in ((momenta, before, after), (parameters, weights, weights + updates)):
+        for tensors, old, new in ((momenta, before, after), (parameters, weights, updates.add_(weights))):
             values = torch.where(skipped, old, new).split(sizes)
             torch._foreach_copy_(tensors, [_like(v, t) for v, t in zip(values, tensors, strict=True)])
         torch._foreach_copy_(steps, [*(steps_after - skipped.to(steps_after.dtype))])
@@ -113,7 +113,7 @@ def _factors(grams: Tensor, norms: Tensor) -> Tensor:
         grams = factor @ grams @ factor
         factor = _polynomial(grams, *coefficients)
         product = factor @ product
-    return product / norms.clamp(min=1e-30)[:, None, None]
+    return product / norms.clamp(min=1e-15)[:, None, None]
 
 
 def _polynomial(grams: Tensor, a: float, b: float, c: float) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp
-from tessera.utils.engine.muon import Muon
+from tessera.utils.engine.muon import Muon, is_matrix
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import shown
 from tessera.utils.user_parts import load_part
@@ -33,30 +32,28 @@ class KnownOptimizer:
     """An optimizer that `--optimizer` names.
 
     Attributes:
-        make: factory of parameter groups, lr, momentum, weight_decay, and whether to use fused kernels.
+        make: factory of the type, parameter groups, lr, momentum, and whether to use fused kernels.
         family: optimizers of one family have equal states.
         rates: optimizers with one value have similar learning rates.
-        state_names: the sets of names that the state of a parameter may have.
+        state_names: returns the sets of names that the state of a parameter may have.
     """
 
     type: type[torch.optim.Optimizer]
     make: Callable[..., torch.optim.Optimizer]
     family: str
     rates: str
-    state_names: tuple[frozenset[str], ...]
+    state_names: Callable[[Tensor], tuple[frozenset[str], ...]]
 
 
-def _sgd(groups: Groups, *, lr: float, momentum: float, weight_decay: float, fused: bool) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused)
+def _sgd(sgd: Any, groups: Groups, lr: float, momentum: float, *, fused: bool) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = sgd(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=fused)
     for tensor in (tensor for group in groups for tensor in group["params"]):
         # torch would leave it uninitialised if the first step is skipped.
-        sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
-    return sgd
+        made.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+    return made
 
 
-def _adam(
-    adam: Any, groups: Groups, *, lr: float, momentum: float, weight_decay: float, fused: bool
-) -> torch.optim.Optimizer:
+def _adam(adam: Any, groups: Groups, lr: float, momentum: float, *, fused: bool) -> torch.optim.Optimizer:
     made: torch.optim.Optimizer = adam(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
     return made
 
@@ -64,10 +61,10 @@ def _adam(
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 _OF_MATRICES = frozenset({"step", "exp_avg", "norm_sq"})
 OPTIMIZERS = {
-    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", "SGD", (frozenset(), frozenset({"momentum_buffer"}))),
-    "Adam": KnownOptimizer(torch.optim.Adam, partial(_adam, torch.optim.Adam), "Adam", "Adam", (_MOMENTS,)),
-    "AdamW": KnownOptimizer(torch.optim.AdamW, partial(_adam, torch.optim.AdamW), "Adam", "Adam", (_MOMENTS,)),
-    "Muon": KnownOptimizer(Muon, partial(_adam, Muon), "Muon", "Adam", (_MOMENTS, _OF_MATRICES)),
+    "SGD": KnownOptimizer(torch.optim.SGD, _sgd, "SGD", "SGD", lambda _: (frozenset(), frozenset({"momentum_buffer"}))),
+    "Adam": KnownOptimizer(torch.optim.Adam, _adam, "Adam", "Adam", lambda _: (_MOMENTS,)),
+    "AdamW": KnownOptimizer(torch.optim.AdamW, _adam, "Adam", "Adam", lambda _: (_MOMENTS,)),
+    "Muon": KnownOptimizer(Muon, _adam, "Muon", "Adam", lambda p: (_OF_MATRICES if is_matrix(p) else _MOMENTS,)),
 }
 
 
@@ -108,10 +105,9 @@ def build_optimizer(
             if tensors or len(layers) == 1:
                 group = {"params": tensors, "weight_decay": decay if kind == WEIGHTS else 0.0}
                 groups.append({**group, "kind": kind, "lr_scale": layer_decay**from_head})
-    settings: dict[str, Any] = {"lr": hyp.lr0, "momentum": hyp.momentum, "weight_decay": decay}
     if name in OPTIMIZERS:
-        return OPTIMIZERS[name].make(groups, **settings, fused=fused)
-    made = load_part(name, "--optimizer")(groups, **settings)
+        return OPTIMIZERS[name].make(OPTIMIZERS[name].type, groups, hyp.lr0, hyp.momentum, fused=fused)
+    made = load_part(name, "--optimizer")(groups, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     if not isinstance(made, torch.optim.Optimizer) or [g.get("kind") for g in made.param_groups] != [
         group["kind"] for group in groups
     ]:
@@ -141,7 +137,7 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         return
     for parameter, state in optimizer.state.items():
         values = {name: value for name, value in state.items() if value is not None}
-        if not isinstance(parameter, Tensor) or values.keys() not in known.state_names:
+        if not isinstance(parameter, Tensor) or values.keys() not in known.state_names(parameter):
             raise ValueError(f"it has {', '.join(map(shown, state))}")
         moments = {name: value for name, value in values.items() if name != "step"}
         shapes = {**dict.fromkeys(moments, parameter.shape), "norm_sq": torch.Size()}

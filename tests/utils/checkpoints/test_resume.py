@@ -254,8 +254,7 @@ def test_resuming_with_another_model_is_refused() -> None:
 def one_group(name: str, weight_decay: float = 0.0) -> TrainState:
     """As `build_optimizer` makes them: the same groups whatever the optimizer."""
     state = make_state()
-    made = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
-    state.optimizer = made(state.model.parameters(), lr=0.01, weight_decay=weight_decay)
+    state.optimizer = getattr(torch.optim, name)(state.model.parameters(), lr=0.01, weight_decay=weight_decay)
     return state
 
 
@@ -271,9 +270,8 @@ def test_resuming_with_another_optimizer_or_other_frozen_layers_is_refused(befor
 
 def test_decay_is_that_of_the_flags_given_now() -> None:
     """A resume with another --hyp or --batch-size must not keep the checkpoint's."""
-    started = one_group("AdamW", weight_decay=0.1)
+    started, other = (one_group("AdamW", weight_decay=decay) for decay in (0.1, 0.2))
     train(started, 2)
-    other = one_group("AdamW", weight_decay=0.2)
     restore_state(other, full(started))
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.2
     assert len(other.optimizer.state) == len(started.optimizer.state) > 0
@@ -329,6 +327,7 @@ def moments(saved: dict[str, Any]) -> dict[str, Any]:
     [
         lambda saved: moments(saved).update({name: torch.zeros(7) for name in moments(saved) if name != "step"}),
         lambda saved: moments(saved).update({name: 0.5 for name in moments(saved) if name != "step"}),
+        lambda saved: moments(saved).update(other=torch.zeros(2)),
         lambda saved: saved["optimizer"].pop("param_groups"),
         lambda saved: saved["optimizer"]["state"].update({99: {"momentum_buffer": torch.zeros(2)}}),
         lambda saved: saved["optimizer"]["param_groups"][0].update(params=torch.zeros(0)),
@@ -339,10 +338,11 @@ def test_an_optimizer_state_that_would_fail_in_the_first_step(change: Any, optim
         restored(change, optimizer)
 
 
-@pytest.mark.parametrize(("optimizer", "name"), [("AdamW", "exp_avg_sq"), ("Muon", "norm_sq")])
-def test_an_optimizer_state_that_lacks_a_value(optimizer: str, name: str) -> None:
+@pytest.mark.parametrize("names", ["AdamW exp_avg_sq norm_sq", "Muon norm_sq exp_avg_sq"])
+def test_an_optimizer_state_of_another_kind_of_parameter(names: str) -> None:
+    optimizer, name, other = names.split()
     with pytest.raises(UserError, match=rf"does not fit \(it has (?!.*{name})"):
-        restored(lambda saved: moments(saved).pop(name), optimizer)
+        restored(lambda saved: moments(saved).update({other: moments(saved).pop(name)}), optimizer)
 
 
 def test_losses_of_another_head() -> None:
