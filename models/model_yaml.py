@@ -147,7 +147,7 @@ def read_model(
 
 
 def _last_row(plain: Mapping[str, Any]) -> list[Any]:
-    """Return the last row of `head`; [] if it is none."""
+    """Return the last row of `head`; [] if it is none, or its module no text."""
     rows = plain.get("head")
     last = rows[-1] if isinstance(rows, list) and rows else None
     return last if isinstance(last, list) and len(last) > 2 and isinstance(last[2], str) else []

@@ -49,7 +49,7 @@ MAX_LINES_OF_STORY, MAX_BRANCHES, MAX_LOCALS = 90, 12, 35  # of train()
 # What there is: the program grows only where these are raised, and a commit that makes it smaller lowers them.
 MAX_CORE, MAX_UTILS = Size(121, 23_800), Size(72, 12_692)
 MAX_ONE_IMPORTER = 31  # modules
-MAX_PYTHON, MAX_TESTS = 38_670, 41_275  # lines outside tests, and of tests
+MAX_PYTHON, MAX_TESTS = 38_670, 41_273  # lines outside tests, and of tests
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.BoolOp)
 
 

@@ -19,7 +19,6 @@ from tessera.models.heads.criterion import LossSettings
 from tessera.models.layers.blocks import concat
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.nms import NmsSettings, non_max_suppression, select_candidates
-from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
@@ -110,15 +109,14 @@ def test_a_step_waits_for_nothing(
 def test_muon_continues_where_torch_leaves_numbers_of_steps_on_the_host(device: FakeCuda) -> None:
     trainer = Trainer(device, HALVES[1], "Muon")
     step(device, trainer)
-    saved = trainer.state.optimizer.state_dict()
+    optimizer = trainer.state.optimizer
+    saved = optimizer.state_dict()
     states = {place: {**state, "step": state["step"].cpu()} for place, state in saved["state"].items()}
     groups = [{**group, "fused": False} for group in saved["param_groups"]]
-    optimizer = build_optimizer(trainer.model, "Muon", trainer.context.hyp, 2, fused=False)
     optimizer.load_state_dict({"state": states, "param_groups": groups})
     for parameter in trainer.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    assert {parameter.device for parameter in trainer.model.parameters()} == {device.device}
+    optimizer.step()  # which refused numbers of steps on another device than the weights
 
 
 @pytest.mark.parametrize("parts", [FusedBatchNormParts(), BatchNormParts(), BatchNormParts(torch.float32)])

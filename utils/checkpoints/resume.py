@@ -266,9 +266,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:
         groups = [{**group, "params": [*map(operator.index, group["params"])]} for group in saved["param_groups"]]
-        pairs, scheduled = zip(groups, own, strict=True), {"betas", "momentum"}  # torch compares only numbers
+        pairs, scheduled = zip(groups, own, strict=True), {"betas", "momentum"}
         if any(scheduled & group.keys() != scheduled & mine.keys() for group, mine in pairs):
-            raise ValueError("it is of another kind of optimizer")
+            raise ValueError("it is of another kind of optimizer")  # torch compares the numbers of parameters only
         if "fused" in own[0]:  # torch places the step counters as the group of the file says
             groups = [{**group, "fused": own[0]["fused"]} for group in groups]
         optimizer.load_state_dict({**saved, "param_groups": groups})

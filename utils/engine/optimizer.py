@@ -105,8 +105,8 @@ def build_optimizer(
             if tensors or len(layers) == 1:
                 group = {"params": tensors, "weight_decay": decay if kind == WEIGHTS else 0.0}
                 groups.append({**group, "kind": kind, "lr_scale": layer_decay**from_head})
-    if name in OPTIMIZERS:
-        return OPTIMIZERS[name].make(OPTIMIZERS[name].type, groups, hyp.lr0, hyp.momentum, fused=fused)
+    if known := OPTIMIZERS.get(name):
+        return known.make(known.type, groups, hyp.lr0, hyp.momentum, fused=fused)
     made = load_part(name, "--optimizer")(groups, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=decay)
     if not isinstance(made, torch.optim.Optimizer) or [g.get("kind") for g in made.param_groups] != [
         group["kind"] for group in groups
